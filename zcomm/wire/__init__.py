@@ -1,0 +1,1 @@
+"""What the bytes are: one codec, one file, defined in numpy."""
