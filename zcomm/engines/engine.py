@@ -1,8 +1,9 @@
 """The protocol of an engine: who computes the bytes. Three verbs, into memory the caller owns.
 
-Arguments are addresses and counts: callers check sizes, dtypes and devices at the edge (collectives/), an engine trusts
-them. An engine computes on the calling thread (native: with the GIL released) or on the caller's current stream (cuda).
-All engines give the same bytes on the same input; NaN payloads of decoded values are the one exception.
+Arguments are addresses and counts: callers check sizes, dtypes and devices at the edge (collectives/), an
+engine trusts them. An engine computes on the calling thread (native: with the GIL released) or on the
+caller's current stream (cuda). All engines give the same bytes on the same input; NaN payloads of decoded
+values are the one exception.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Engine(Protocol):
         target: int,  # address of n_elems elements of dtype, written
         dtype: DType,
     ) -> None:
-        """Decode k chunks, add them in the order given in fp32 (raw:float64 in fp64), finish once, narrow, store."""
+        """Decode k chunks, add them in this order in fp32 (raw:float64 in fp64), finish, narrow, store."""
         ...
 
     def reduce_encode(

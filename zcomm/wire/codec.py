@@ -1,7 +1,7 @@
 """The protocol of a codec: a frozen value that says what the bytes of n elements are (docs/wire-format.md).
 
-A codec compares, prints and parses from its own string. Its encode and decode are the numpy definition that every
-engine must match byte for byte; collectives never call them, they ask an engine.
+A codec compares, prints and parses from its own string. Its encode and decode are the numpy definition that
+every engine must match byte for byte; collectives never call them, they ask an engine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from zcomm.buffers import DType
+from zcomm.errors import CodecError
 
 WIRE_ALIGNMENT = 16  # every encoded chunk is padded with zero bytes to a multiple of this
 
@@ -29,7 +30,7 @@ class Codec(Protocol):
         ...
 
     def for_dtype(self, dtype: DType) -> Codec:
-        """The codec that carries elements of this dtype: itself, except for raw, which keeps the dtype's own bytes."""
+        """The codec that carries elements of this dtype: itself; for raw, the raw of that dtype."""
         ...
 
     def nbytes(self, n_elems: int) -> int:
@@ -56,5 +57,31 @@ class Codec(Protocol):
         self,
         x: np.ndarray,  # (n,) float32
     ) -> np.ndarray:  # float64 (n,)
-        """Largest |decode(encode(x)) - x| of each element, before any narrowing; inf where the block is not finite."""
+        """Largest |decode(encode(x)) - x| of each element, unnarrowed; inf where its block is not finite."""
         ...
+
+
+def check_chunk(
+    codec: Codec,
+    elements: np.ndarray,  # (n,) of dtype
+    dtype: DType,
+    wire: np.ndarray,  # uint8 (codec.nbytes(n),)
+) -> None:
+    """Raise CodecError unless the two arrays are the two sides of one chunk of this codec."""
+    if elements.ndim != 1 or elements.dtype != dtype.numpy or not elements.flags.c_contiguous:
+        raise CodecError(
+            f"{codec} takes a contiguous {dtype.spelling} array of one dimension, "
+            f"got {elements.dtype} of shape {elements.shape}; pass np.ascontiguousarray(x, ...).reshape(-1)"
+        )
+    nbytes = codec.nbytes(elements.size)
+    if wire.dtype != np.uint8 or wire.shape != (nbytes,) or not wire.flags.c_contiguous:
+        raise CodecError(
+            f"{codec} holds {elements.size} elements in {nbytes} bytes, "
+            f"got wire bytes as {wire.dtype} of shape {wire.shape}; pass np.empty({nbytes}, np.uint8)"
+        )
+
+
+def check_count(n_elems: int) -> None:
+    """Raise CodecError for a count no chunk can have."""
+    if n_elems < 0:
+        raise CodecError(f"a chunk holds 0 or more elements, got {n_elems}")

@@ -1,0 +1,83 @@
+"""raw: the elements' own bytes, untouched. What uncompressed collectives send; what codecs are compared with.
+
+    chunk:  [n elements, little endian][zero bytes up to a multiple of 16]
+
+Spelled "raw" (float32), "raw:bfloat16", "raw:float16", "raw:float64" (docs/wire-format.md, raw).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zcomm.buffers import DType
+from zcomm.errors import CodecError
+from zcomm.wire.codec import check_chunk, check_count, padded
+
+ELEMENTS = tuple(dtype.spelling for dtype in DType)
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Elements of one dtype as they are. Sums of raw:float64 run in float64, all others in float32."""
+
+    element: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.element not in ELEMENTS:
+            raise CodecError(f"raw carries {', '.join(ELEMENTS)}, got {self.element!r}; use one of these")
+
+    def __str__(self) -> str:
+        return "raw" if self.element == "float32" else f"raw:{self.element}"
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the elements on the wire."""
+        return DType[self.element.upper()]
+
+    def for_dtype(self, dtype: DType) -> Raw:
+        """raw for elements of this dtype."""
+        return self if dtype is self.dtype else Raw(dtype.spelling)
+
+    def nbytes(self, n_elems: int) -> int:
+        """The elements' bytes, padded."""
+        check_count(n_elems)
+        return padded(n_elems * self.dtype.itemsize)
+
+    def encode(
+        self,
+        x: np.ndarray,  # (n,) of self.dtype
+        out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
+    ) -> None:
+        """Copy x into out. Raises CodecError if out has another size."""
+        check_chunk(self, x, self.dtype, out)
+        out[: x.nbytes] = x.view(np.uint8)
+        out[x.nbytes :] = 0
+
+    def decode(
+        self,
+        wire: np.ndarray,  # uint8 (self.nbytes(n),)
+        out: np.ndarray,  # (n,) of self.dtype, written
+    ) -> None:
+        """Copy wire into out. Raises CodecError if wire has another size."""
+        check_chunk(self, out, self.dtype, wire)
+        out.view(np.uint8)[:] = wire[: out.nbytes]
+
+    def error_bound(
+        self,
+        x: np.ndarray,  # float32 (n,)
+    ) -> np.ndarray:  # float64 (n,)
+        """0; inf where x is not finite, the protocol's mark for no error to bound."""
+        return np.where(np.isfinite(x), 0.0, np.inf)
+
+
+def parse(
+    head: str,  # "raw"
+    options: list[str],  # what followed it, cut at each colon
+) -> Raw:
+    """Raw from its spelling. Raises CodecError for an element or an option it does not have."""
+    if len(options) > 1:
+        raise CodecError(f"raw takes one option, the element ({', '.join(ELEMENTS)}), got
+        {':'.join(options)!r}")
+    return Raw(*options)

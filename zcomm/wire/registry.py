@@ -1,0 +1,47 @@
+"""Codecs by their spelling: `codec("int4:64")` is `IntBlock(bits=4, block=64)`, whose `str` is "int4:64".
+
+A spelling is a name and, after colons, its options. A new codec is one row here and one file beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from zcomm.errors import CodecError
+from zcomm.wire import cast, int_block, raw
+from zcomm.wire.codec import Codec
+
+_PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
+    "bf16": cast.parse,
+    "fp16": cast.parse,
+    "int2": int_block.parse,
+    "int3": int_block.parse,
+    "int4": int_block.parse,
+    "int5": int_block.parse,
+    "int6": int_block.parse,
+    "int7": int_block.parse,
+    "int8": int_block.parse,
+    "raw": raw.parse,
+}
+NAMES = tuple(_PARSERS)
+
+
+def codec(spec: str | Codec) -> Codec:
+    """The codec a spelling stands for; a codec stands for itself. Raises CodecError for anything else."""
+    if isinstance(spec, str):
+        return _parse(spec)
+    if isinstance(spec, Codec) and not isinstance(spec, type):
+        return spec
+    raise CodecError(f"a codec is a spelling ({', '.join(NAMES)}) or a codec object, got {spec!r}")
+
+
+@lru_cache(maxsize=256)
+def _parse(spec: str) -> Codec:
+    head, *options = spec.split(":")
+    parser = _PARSERS.get(head)
+    if parser is None:
+        raise CodecError(
+            f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512"
+        )
+    return parser(head, options)
