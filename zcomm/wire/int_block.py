@@ -199,9 +199,11 @@ class IntBlock:
         """Cut each code into fields and lay each field out as a plane."""
         planes, shift = [], 0
         for field in fields(self.bits):
-            k = 8 // field parts = ((codes >> shift) & (2**field - 1)).reshape(len(codes), k, -1)
-            planes.append(np.bitwise_or.reduce(parts << (field * np.arange(k, dtype=np.uint8))[:, None],
-            axis=1)) shift += field
+            k = 8 // field
+            parts = ((codes >> shift) & (2**field - 1)).reshape(len(codes), k, -1)
+            at_bits = field * np.arange(k, dtype=np.uint8)
+            planes.append(np.bitwise_or.reduce(parts << at_bits[:, None], axis=1))
+            shift += field
         return np.concatenate(planes, axis=1)
 
     def _unpack(
