@@ -1,0 +1,378 @@
+"""`zcomm cluster`: a slow cluster on one Linux machine, and a program run on it as torchrun would.
+
+    this command --> unshare --> supervisor --> keeper of node 0, keeper of node 1, ...
+                                            \\-> rank 0, rank 1, ... (each inside its node)
+
+Everything below unshare lives in fresh namespaces and ends with them; this process only checks the request, shows the
+ranks' output, passes signals in, and reports. Where namespaces are not allowed the same supervisor runs on loopback, and
+links are paced in user space (zcomm/transports/pace.py), under a plain notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import enum
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zcomm.errors import ClusterError, MissingExtra
+from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack_json
+from zcomm.tools.cluster_counters import NodeCounters
+from zcomm.tools.cluster_namespaces import Namespaces, Refused, find_namespaces
+from zcomm.tools.cluster_network import Shaping
+from zcomm.tools.cluster_supervisor import Task
+from zcomm.tools.link import Link, format_latency, parse_latency
+
+MOST_NODES = 8
+MOST_RANKS_PER_NODE = 8
+_END_TIMEOUT_S = 10.0
+
+
+class UseNamespaces(enum.Enum):
+    """Whether nodes must be real network namespaces."""
+
+    AUTO = "auto"  # where allowed, else the paced fallback, announced
+    REQUIRE = "require"
+    OFF = "off"  # always the paced fallback
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """The cluster asked for."""
+
+    nodes: int = 2
+    ranks_per_node: int = 2
+    link: Link = Link(None)
+    latency_s: float = 0.0  # one way, node to node
+    namespaces: UseNamespaces = UseNamespaces.AUTO
+
+    def __post_init__(self) -> None:
+        _check_count("nodes", self.nodes, MOST_NODES)
+        _check_count("ranks per node", self.ranks_per_node, MOST_RANKS_PER_NODE)
+
+    @property
+    def world_size(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class ClusterResult:
+    """What a program did on a cluster."""
+
+    spec: ClusterSpec
+    exit_status: int  # of the first rank that failed, 128 + signal if a signal ended it; 0 if none failed
+    shaping: Shaping
+    seconds: float  # from the start of the first rank to the end of the last
+    per_node: tuple[NodeCounters, ...]  # bytes while the program ran
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "link": str(self.spec.link),
+            "latency": format_latency(self.spec.latency_s),
+            "nodes": self.spec.nodes,
+            "ranks_per_node": self.spec.ranks_per_node,
+            "exit_status": self.exit_status,
+            "seconds": round(self.seconds, 3),
+            "shaping": asdict(self.shaping),
+            "per_node": [asdict(counters) for counters in self.per_node],
+        }
+
+
+class Output(NamedTuple):
+    """Whole lines a rank wrote."""
+
+    rank: int
+    to_stderr: bool
+    text: bytes
+
+
+def run(
+    command: Sequence[str],
+    spec: ClusterSpec,
+    *,
+    environment: dict[str, str] | None = None,  # the ranks' own variables are added; None: this process's
+    timeout_s: float | None = None,
+    on_output: Callable[[Output], None] | None = None,  # None: to this process's stdout and stderr
+    on_note: Callable[[str], None] | None = None,  # the cluster's own remarks; None: to stderr
+) -> ClusterResult:
+    """Run command once per rank on a fresh cluster; returns when all ranks have ended and nothing is left.
+
+    A failing program is not an error: see exit_status. SIGINT, SIGTERM and SIGHUP are passed to the ranks while it runs,
+    if called from the main thread. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    _check_command(command, environment)
+    show = on_output or _write_through
+    note = on_note or _note
+    if "OMP_NUM_THREADS" not in environment:
+        note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
+    found: Namespaces | Refused = Refused("--namespaces off")
+    if spec.namespaces is not UseNamespaces.OFF:
+        found = find_namespaces()
+        if isinstance(found, Namespaces):
+            if find_spec("pyroute2") is None:
+                raise MissingExtra(
+                    "an emulated cluster needs pyroute2; pip install 'zcomm-collectives[tools]' "
+                    "(or --namespaces off to pace the link in user space)"
+                )
+            try:
+                return _Run(command, spec, environment, timeout_s, found, show, note).finish()
+            except _NotBuilt as problem:
+                found = Refused(str(problem))
+        if spec.namespaces is UseNamespaces.REQUIRE:
+            raise ClusterError(f"network namespaces are not allowed here: {found.why}")
+    if spec.link.bits_s is None:
+        note(f"NAMESPACES NOT ALLOWED: {found.why}; all ranks run on loopback, bytes counted by the pacer only")
+    else:
+        note(
+            f"NAMESPACES NOT ALLOWED: {found.why}; all ranks run on loopback, link paced in user space: only traffic "
+            "of zcomm (and of programs that charge the pacer) is slowed and counted"
+        )
+    return _Run(command, spec, environment, timeout_s, None, show, note).finish()
+
+
+class _NotBuilt(Exception):
+    """The supervisor could not build the network; nothing was started."""
+
+
+class _Run:
+    """One supervisor, from start to result."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        spec: ClusterSpec,
+        environment: dict[str, str],
+        timeout_s: float | None,
+        namespaces: Namespaces | None,
+        show: Callable[[Output], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._show = show
+        self._note = note
+        self._task = Task(
+            command=list(command),
+            environment=environment,
+            n_nodes=spec.nodes,
+            ranks_per_node=spec.ranks_per_node,
+            bits_s=spec.link.bits_s,
+            latency_s=spec.latency_s,
+            emulated=namespaces is not None,
+            own_pids=namespaces is not None and namespaces.own_pids,
+            timeout_s=timeout_s,
+        )
+        self._shaping = Shaping("none", "none")
+        self._result: ClusterResult | None = None
+        self._connection, theirs = socket.socketpair()
+        program = [sys.executable, "-m", "zcomm.tools.cluster_supervisor", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                namespaces.command(program) if namespaces else program,
+                env=environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a terminal's Ctrl-C comes to this process alone, which passes it on
+            )
+
+    def finish(self) -> ClusterResult:
+        """Talk to the supervisor until it has ended."""
+        receiver = Receiver(self._connection)
+        try:
+            with _signals_to(self._pass_on):
+                self._connection.sendall(pack_json(Kind.TASK, asdict(self._task)))
+                while not receiver.ended:
+                    for frame in receiver.receive():
+                        self._handle(frame)
+        finally:
+            self._end()
+        if self._result is None:
+            raise ClusterError(
+                f"the cluster's supervisor was ended from outside (status {self._process.returncode}), "
+                "and all ranks with it"
+            )
+        return self._result
+
+    def _handle(self, frame: Frame) -> None:
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._show(Output(frame.rank, frame.kind is Kind.STDERR, frame.payload))
+        elif frame.kind is Kind.NOTE:
+            self._note(frame.json())
+        elif frame.kind is Kind.REFUSED:
+            raise _NotBuilt(frame.json())
+        elif frame.kind is Kind.READY:
+            self._shaping = Shaping(**frame.json())
+            if self._shaping.latency.startswith("not applied"):
+                latency = format_latency(self._spec.latency_s)
+                self._note(f"LATENCY {latency} {self._shaping.latency.upper()}; the rate alone is emulated")
+        elif frame.kind is Kind.RESULT:
+            told = frame.json()
+            self._result = ClusterResult(
+                self._spec,
+                told["exit_status"],
+                self._shaping,
+                told["seconds"],
+                tuple(NodeCounters(**counters) for counters in told["per_node"]),
+            )
+
+    def _pass_on(self, number: int) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.send(pack_json(Kind.SIGNAL, number))
+
+    def _end(self) -> None:
+        """Close the channel, which ends a supervisor that still runs, and wait for it."""
+        self._connection.close()
+        try:
+            self._process.wait(_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # unshare takes its child, and so all processes inside, with it
+            self._process.wait()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command line of `zcomm cluster`."""
+    parser.description = __doc__.splitlines()[0] if __doc__ else None
+    parser.add_argument("--nodes", default="2", metavar="N", help=f"1 to {MOST_NODES} (default 2)")
+    parser.add_argument(
+        "--ranks-per-node", default="2", metavar="N", help=f"1 to {MOST_RANKS_PER_NODE} (default 2)"
+    )
+    parser.add_argument(
+        "--link", default="none", metavar="RATE", help="each node's link, both ways: 200mbit, 1gbit, none (default)"
+    )
+    parser.add_argument(
+        "--latency", default="0", metavar="TIME", help="one way, node to node: 1ms, 250us; needs netem in the kernel"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here")
+    parser.add_argument("--quiet", action="store_true", help="no table and no remarks, except that a fallback was taken")
+    parser.add_argument("--timeout", metavar="S", help="end the program after this many seconds, with status 124")
+    parser.add_argument("--prefix", action="store_true", help="begin each line of output with its [rank]")
+    parser.add_argument("--rank0-output", action="store_true", help="show what rank 0 writes only")
+    parser.add_argument(
+        "--namespaces",
+        choices=[choice.value for choice in UseNamespaces],
+        default=UseNamespaces.AUTO.value,
+        help="auto (default): real nodes where allowed, else paced in user space; require; off",
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Run `zcomm cluster`; returns the exit status to end with."""
+    spec = ClusterSpec(
+        nodes=_read_count("--nodes", args.nodes),
+        ranks_per_node=_read_count("--ranks-per-node", args.ranks_per_node),
+        link=Link.parse(args.link),
+        latency_s=parse_latency(args.latency),
+        namespaces=UseNamespaces(args.namespaces),
+    )
+    timeout_s = None if args.timeout is None else _read_timeout(args.timeout)
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if args.json is not None:
+        _check_writable(args.json)
+
+    def show(output: Output) -> None:
+        if args.rank0_output and output.rank != 0:
+            return
+        _write_through(output._replace(text=_prefixed(output)) if args.prefix else output)
+
+    def note(text: str) -> None:
+        if not args.quiet or text.isupper() or "NOT A" in text:
+            _note(text)
+
+    result = run(program, spec, timeout_s=timeout_s, on_output=show, on_note=note)
+    if not args.quiet:
+        from zcomm.tools.cluster_report import print_table
+
+        print_table(result)
+    if args.json is not None:
+        args.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
+    return result.exit_status
+
+
+@contextlib.contextmanager
+def _signals_to(pass_on: Callable[[int], None]) -> Iterator[None]:
+    """Catch the signals that end a program, for a while; the main thread only can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda caught, _: pass_on(caught)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_through(output: Output) -> None:
+    stream = sys.stderr if output.to_stderr else sys.stdout
+    stream.flush()
+    stream.buffer.write(output.text)
+    stream.buffer.flush()
+
+
+def _prefixed(output: Output) -> bytes:
+    mark = f"[{output.rank}] ".encode()
+    return b"".join(mark + line for line in output.text.splitlines(keepends=True))
+
+
+def _note(text: str) -> None:
+    print(f"zcomm cluster: {text}", file=sys.stderr, flush=True)
+
+
+def _check_command(command: Sequence[str], environment: dict[str, str]) -> None:
+    if not command:
+        raise ClusterError("no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py")
+    program = command[0]
+    if shutil.which(program, path=environment.get("PATH")) is not None:
+        return
+    if "/" in program and os.path.exists(program):
+        raise ClusterError(f"{program} is not an executable file; run it by its interpreter, as in: python {program}")
+    if os.path.exists(program):
+        raise ClusterError(f"{program} is not a program on the PATH; a file here is run as: python {program}")
+    raise ClusterError(f"the program {program} does not exist (or is not on the PATH)")
+
+
+def _check_count(what: str, count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        raise ClusterError(f"{what} is {count}; expected 1 to {most}")
+
+
+def _read_count(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ClusterError(f"{option} {text!r} is not a whole number") from None
+
+
+def _read_timeout(text: str) -> float:
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        raise ClusterError(f"--timeout {text!r} is not a number of seconds") from None
+    if not 0 < timeout_s < 1e9:
+        raise ClusterError(f"--timeout is {text}; expected a positive number of seconds")
+    return timeout_s
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a --json path before the run rather than after it."""
+    folder = path.parent
+    if path.is_dir():
+        raise ClusterError(f"--json {path} is a folder; expected a file to write")
+    if not folder.is_dir():
+        raise ClusterError(f"--json {path} cannot be written: the folder {folder} does not exist")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise ClusterError(f"--json {path} cannot be written: permission denied")

@@ -1,0 +1,60 @@
+"""The referee: bytes that crossed a node's link, as its network interface counted them.
+
+Of an emulated node these are eth0's counters; where the link is paced in user space instead, what the pacer let pass.
+Any rank may read its own node's counters at any time. (/sys/class/net shows the machine's interfaces, not the node's:
+sysfs belongs to the namespace that mounted it.)
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from zcomm.errors import ClusterError
+from zcomm.transports.pace import Pacer
+
+INTERFACE = "eth0"
+
+
+@dataclass(frozen=True)
+class NodeCounters:
+    """Bytes sent and received by one node."""
+
+    node: int
+    tx_bytes: int
+    rx_bytes: int
+
+    def since(self, earlier: NodeCounters) -> NodeCounters:
+        """What passed after earlier was read."""
+        return NodeCounters(self.node, self.tx_bytes - earlier.tx_bytes, self.rx_bytes - earlier.rx_bytes)
+
+
+def node_counters() -> NodeCounters:
+    """The counters of the node this rank runs on, now.
+
+    Raises ClusterError outside `zcomm cluster`.
+    """
+    if "ZCOMM_CLUSTER" not in os.environ:
+        raise ClusterError(
+            "node_counters() was called outside an emulated cluster; start the program by: zcomm cluster -- PROGRAM"
+        )
+    node = int(os.environ["NODE_RANK"])
+    pacer = Pacer.from_environment()
+    if pacer is not None:
+        tx_bytes, rx_bytes = pacer.counters(node)
+        return NodeCounters(node, tx_bytes, rx_bytes)
+    return read_interface("self", node)
+
+
+def read_interface(
+    process: int | str,  # a pid, or "self"
+    node: int,
+) -> NodeCounters:
+    """The counters of eth0 in the network namespace of process."""
+    with open(f"/proc/{process}/net/dev") as table:
+        for row in table:
+            name, _, numbers = row.partition(":")
+            if name.strip() == INTERFACE:
+                columns = numbers.split()
+                return NodeCounters(node, tx_bytes=int(columns[8]), rx_bytes=int(columns[0]))
+    raise ClusterError(f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?")

@@ -1,0 +1,404 @@
+"""Runs inside the cluster: builds the network, starts the ranks, passes their output on, ends them, reads the counters.
+
+One thread, one loop. Started by zcomm.tools.cluster as the first process of the fresh namespaces; where it is process 1
+of a PID namespace, the kernel kills whatever it leaves. How a run ends:
+
+1. all ranks end by themselves: their counters are read and reported;
+2. a rank fails, the time is up, or a signal comes: the others get a signal, and GRACE_S later SIGKILL;
+3. the command's end of the channel closes (it was killed): everything gets SIGKILL at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from typing import IO, Any
+
+from zcomm.errors import ClusterError, MissingExtra
+from zcomm.tools import cluster_kernel, cluster_network
+from zcomm.tools.cluster_channel import Kind, Receiver, pack, pack_json
+from zcomm.tools.cluster_counters import NodeCounters, read_interface
+from zcomm.tools.link import Link
+from zcomm.transports import pace
+
+GRACE_S = 5.0  # between the polite signal and SIGKILL
+TIMED_OUT = 124  # exit status when the time was up, as timeout(1) has it
+_LINGER_S = 0.3  # how long output of a rank's own children is waited for after the last rank ended
+_LONGEST_LINE = 1 << 20  # bytes kept waiting for a newline
+_MOST_UNSENT = 1 << 22  # bytes; above this the ranks' pipes are left full until the command has caught up
+_MASTER_PORT = 29500  # free for certain: the node is new
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the command asks the supervisor to do."""
+
+    command: list[str]
+    environment: dict[str, str]  # the user's own; the ranks' variables are added here
+    n_nodes: int
+    ranks_per_node: int
+    bits_s: int | None
+    latency_s: float
+    emulated: bool  # False: loopback, paced in user space
+    own_pids: bool  # this process is 1 of a PID namespace and has /proc and mounts of its own
+    timeout_s: float | None
+
+
+@dataclass
+class _Rank:
+    """A running rank."""
+
+    rank: int
+    pid: int
+    unfinished: dict[Kind, bytearray] = field(default_factory=lambda: {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()})
+
+
+def main() -> None:
+    """Entry: argv[1] is the file descriptor of the channel."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    connection.set_inheritable(False)
+    receiver = Receiver(connection)
+    frames: list[Any] = []
+    while not frames and not receiver.ended:
+        frames = receiver.receive()
+    if not frames:
+        return
+    task = Task(**frames[0].json())
+    supervisor = _Supervisor(task, connection, receiver)
+    try:
+        supervisor.build()
+    except (ClusterError, MissingExtra, OSError) as problem:
+        connection.sendall(pack_json(Kind.REFUSED, str(problem)))
+        return
+    supervisor.run()
+
+
+class _Supervisor:
+    def __init__(self, task: Task, connection: socket.socket, receiver: Receiver) -> None:
+        self._task = task
+        self._connection = connection
+        self._receiver = receiver
+        self._selector = selectors.DefaultSelector()
+        self._unsent = bytearray()
+        self._ranks: dict[int, _Rank] = {}  # by pid, running
+        self._open_pipes = 0
+        self._nodes: list[cluster_network.Node] = []
+        self._shaping = cluster_network.Shaping("none", "none")
+        self._pacer: pace.Pacer | None = None
+        self._pace_fd = -1
+        self._status = 0  # of the program
+        self._ending = False
+        self._kill_at = float("inf")
+        self._killed = False
+
+    # -- building
+
+    def build(self) -> None:
+        task = self._task
+        cluster_kernel.adopt_orphans()
+        if task.emulated:
+            self._nodes, self._shaping = cluster_network.build(
+                task.n_nodes, Link(task.bits_s), task.latency_s, host_names=task.own_pids and self._name_hosts()
+            )
+            return
+        self._pace_fd = os.memfd_create("zcomm-pace")
+        os.ftruncate(self._pace_fd, pace.file_nbytes(task.n_nodes))
+        self._pacer = pace.Pacer(
+            f"/proc/self/fd/{self._pace_fd}", task.bits_s or float("inf"), 0, task.ranks_per_node
+        )
+        latency = "not applied: paced in user space" if task.latency_s else "none"
+        self._shaping = cluster_network.Shaping("paced in user space" if task.bits_s else "none", latency)
+
+    def _name_hosts(self) -> bool:
+        """Make node0, node1, ... resolvable inside; without that they keep the machine's own host name."""
+        try:
+            with tempfile.NamedTemporaryFile("w", prefix="zcomm-hosts-") as hosts:
+                with contextlib.suppress(OSError), open("/etc/hosts") as own:
+                    hosts.write(own.read() + "\n")
+                for node in range(self._task.n_nodes):
+                    hosts.write(f"{cluster_network.address_of(node)} node{node}\n")
+                hosts.flush()
+                os.fchmod(hosts.fileno(), 0o644)
+                cluster_kernel.bind_mount(hosts.name.encode(), b"/etc/hosts")
+        except OSError:
+            return False
+        return True
+
+    # -- running
+
+    def run(self) -> None:
+        woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(waker)
+        for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)
+        self._selector.register(woken, selectors.EVENT_READ)
+        self._connection.setblocking(False)
+        self._selector.register(self._connection, selectors.EVENT_READ)
+        self._send(pack_json(Kind.READY, asdict(self._shaping)))
+        before = self._counters()
+        started = time.monotonic()
+        deadline = started + (self._task.timeout_s or float("inf"))
+        self._start_ranks()
+        while self._ranks:
+            now = time.monotonic()
+            if now >= deadline:
+                deadline = float("inf")
+                self._end_ranks(TIMED_OUT, signal.SIGTERM, f"the time of {self._task.timeout_s:g} s is up")
+            if now >= self._kill_at and not self._killed:
+                self._killed = True
+                self._signal_ranks(signal.SIGKILL)
+            self._turn(min(deadline, self._kill_at if not self._killed else float("inf")) - now, woken)
+            if self._receiver.ended:
+                self._kill_all()
+                return
+        seconds = time.monotonic() - started
+        counted = [b.since(a) for a, b in zip(before, self._counters(), strict=True)]
+        linger_until = time.monotonic() + _LINGER_S
+        while self._open_pipes and time.monotonic() < linger_until and not self._receiver.ended:
+            self._turn(linger_until - time.monotonic(), woken)
+        self._kill_all()
+        self._send(
+            pack_json(
+                Kind.RESULT,
+                {
+                    "exit_status": self._status,
+                    "seconds": seconds,
+                    "per_node": [asdict(counters) for counters in counted],
+                },
+            )
+        )
+        self._connection.setblocking(True)
+        with contextlib.suppress(OSError):
+            self._connection.sendall(self._unsent)
+
+    def _start_ranks(self) -> None:
+        task = self._task
+        port = _MASTER_PORT if task.emulated else _free_port()
+        for rank in range(task.n_nodes * task.ranks_per_node):
+            node, local_rank = divmod(rank, task.ranks_per_node)
+            try:
+                process = subprocess.Popen(
+                    task.command,
+                    env=self._rank_environment(node, local_rank, port),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=self._entrance(node),  # noqa: PLW1509 - this process has one thread
+                )
+            except (OSError, subprocess.SubprocessError) as problem:
+                self._send(pack_json(Kind.NOTE, f"rank {rank} could not be started: {problem}"))
+                self._rank_failed(126)
+                return
+            running = _Rank(rank, process.pid)
+            self._ranks[process.pid] = running
+            assert process.stdout is not None
+            assert process.stderr is not None
+            for kind, pipe in ((Kind.STDOUT, process.stdout), (Kind.STDERR, process.stderr)):
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe, selectors.EVENT_READ, (running, kind))
+                self._open_pipes += 1
+            process.returncode = 0  # reaped by _reap, not by Popen
+
+    def _rank_environment(self, node: int, local_rank: int, port: int) -> dict[str, str]:
+        """torchrun's variables, and ours."""
+        task = self._task
+        interface = cluster_network.INTERFACE if task.emulated else "lo"
+        environment = {"OMP_NUM_THREADS": "1"} | task.environment
+        environment |= {
+            "RANK": str(node * task.ranks_per_node + local_rank),
+            "WORLD_SIZE": str(task.n_nodes * task.ranks_per_node),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(task.ranks_per_node),
+            "GROUP_RANK": str(node),
+            "NODE_RANK": str(node),
+            "GROUP_WORLD_SIZE": str(task.n_nodes),
+            "MASTER_ADDR": cluster_network.address_of(0) if task.emulated else "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GLOO_SOCKET_IFNAME": interface,
+            "ZCOMM_CLUSTER": "1",
+        }
+        if not task.emulated:
+            environment[pace.RATE_VARIABLE] = str(task.bits_s or "none")
+            environment[pace.FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._pace_fd}"
+        return environment
+
+    def _entrance(self, node: int) -> Any:
+        """What a rank's process does between fork and exec: join its node, and die with this process."""
+        supervisor = os.getpid()
+        keeper = self._nodes[node].keeper_pid if self._task.emulated else None
+        named = bool(self._nodes) and self._nodes[node].host_name is not None
+
+        def enter() -> None:
+            cluster_kernel.die_with_parent(supervisor)
+            if keeper is None:
+                return
+            _enter(keeper, "net", cluster_kernel.CLONE_NEWNET)
+            if named:
+                _enter(keeper, "uts", cluster_kernel.CLONE_NEWUTS)
+
+        return enter
+
+    # -- the loop
+
+    def _turn(self, wait_s: float, woken: int) -> None:
+        """Wait for one round of events and handle them."""
+        clogged = len(self._unsent) > _MOST_UNSENT
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self._selector.modify(self._connection, events)
+        ready = self._selector.select(None if wait_s == float("inf") else max(0.0, wait_s))
+        for key, mask in ready:
+            if key.fileobj is self._connection:
+                if mask & selectors.EVENT_WRITE:
+                    self._flush()
+                if mask & selectors.EVENT_READ:
+                    self._obey()
+            elif key.fileobj == woken:
+                with contextlib.suppress(BlockingIOError):
+                    for number in os.read(woken, 512):
+                        if number != signal.SIGCHLD:
+                            self._pass_on(number)
+            elif not clogged:
+                self._pass_output(key.fileobj, *key.data)  # type: ignore[arg-type]
+        if clogged and ready:
+            time.sleep(0.005)  # full pipes are ready at once; wait for the command, not for them
+        self._reap()
+
+    def _obey(self) -> None:
+        for frame in self._receiver.receive():
+            if frame.kind is Kind.SIGNAL:
+                self._pass_on(frame.json())
+
+    def _pass_on(self, number: int) -> None:
+        """A signal for the program: the first is passed on, a second one kills."""
+        if self._ending:
+            self._kill_at = 0.0
+        self._end_ranks(128 + number, number, "")
+
+    def _pass_output(self, pipe: IO[bytes], rank: _Rank, kind: Kind) -> None:
+        """Send on the whole lines a rank wrote."""
+        try:
+            read = os.read(pipe.fileno(), 1 << 16)
+        except BlockingIOError:
+            return
+        waiting = rank.unfinished[kind]
+        waiting += read
+        end = waiting.rfind(b"\n") + 1 if read and len(waiting) < _LONGEST_LINE else len(waiting)
+        if end:
+            self._send(pack(kind, bytes(waiting[:end]), rank.rank))
+            del waiting[:end]
+        if not read:
+            self._selector.unregister(pipe)
+            pipe.close()
+            self._open_pipes -= 1
+
+    def _reap(self) -> None:
+        """Collect ended processes: ranks, and orphans that fell to this process."""
+        while True:
+            try:
+                pid, wait_status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            rank = self._ranks.pop(pid, None)
+            if rank is None:
+                continue
+            status = os.waitstatus_to_exitcode(wait_status)
+            if status != 0:
+                self._rank_failed(128 - status if status < 0 else status)
+
+    # -- ending
+
+    def _rank_failed(self, status: int) -> None:
+        self._end_ranks(status, signal.SIGTERM, "")
+
+    def _end_ranks(self, status: int, number: int, note: str) -> None:
+        """Record why the program ends, unless it already does, and ask all ranks to end."""
+        if self._ending:
+            return
+        self._ending = True
+        self._status = status
+        self._kill_at = time.monotonic() + GRACE_S
+        if note:
+            self._send(pack_json(Kind.NOTE, note))
+        self._signal_ranks(number)
+
+    def _signal_ranks(self, number: int) -> None:
+        for pid in self._ranks:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)  # each rank leads a group of its own
+
+    def _kill_all(self) -> None:
+        """Kill every descendant, however it was started."""
+        if self._task.own_pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)  # all of this PID namespace but this process
+        else:
+            for pid in _descendants(os.getpid()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    # -- counters and sending
+
+    def _counters(self) -> list[NodeCounters]:
+        if self._pacer is not None:
+            return [NodeCounters(node, *self._pacer.counters(node)) for node in range(self._task.n_nodes)]
+        return [read_interface(node.keeper_pid, node.index) for node in self._nodes]
+
+    def _send(self, frame: bytes) -> None:
+        self._unsent += frame
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            while self._unsent:
+                del self._unsent[: self._connection.send(self._unsent[: 1 << 18])]
+        except BlockingIOError:
+            pass
+        except OSError:  # the command is gone; the end of its stream tells the loop
+            self._unsent.clear()
+
+
+def _enter(pid: int, kind: str, flag: int) -> None:
+    fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        cluster_kernel.enter_namespace(fd, flag)
+    finally:
+        os.close(fd)
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes below pid, by the parents /proc names."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
+                parent = int(stat.read().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    main()
