@@ -1,6 +1,8 @@
-"""The command `zcomm`: a table of subcommands, each a module with add_arguments(parser) and run(args) -> exit status.
+"""The command `zcomm`: a table of subcommands, each a module with add_arguments(parser) and run(args) -> exit
+status.
 
-A module is imported only when its subcommand is called. An error of zcomm's own is one line and exit status 2.
+A module is imported only when its subcommand is called. An error of zcomm's own is one line and exit status
+2.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     this command --> unshare --> supervisor --> keeper of node 0, keeper of node 1, ...
                                             \\-> rank 0, rank 1, ... (each inside its node)
 
-Everything below unshare lives in fresh namespaces and ends with them; this process only checks the request, shows the
-ranks' output, passes signals in, and reports. Where namespaces are not allowed the same supervisor runs on loopback, and
-links are paced in user space (zcomm/transports/pace.py), under a plain notice.
+Everything below unshare lives in fresh namespaces and ends with them; this process only checks the request,
+shows the ranks' output, passes signals in, and reports. Where namespaces are not allowed the same supervisor
+runs on loopback, and links are paced in user space (zcomm/transports/pace.py), under a plain notice.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any, NamedTuple
 from zcomm.errors import ClusterError, MissingExtra
 from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack_json
 from zcomm.tools.cluster_counters import NodeCounters
-from zcomm.tools.cluster_namespaces import Namespaces, Refused, find_namespaces
+from zcomm.tools.cluster_namespaces import Namespaces, find_namespaces
 from zcomm.tools.cluster_network import Shaping
 from zcomm.tools.cluster_supervisor import Task
-from zcomm.tools.link import Link, format_latency, parse_latency
+from zcomm.tools.link import NO_LIMIT, Link, format_latency, parse_latency
 
 MOST_NODES = 8
 MOST_RANKS_PER_NODE = 8
@@ -54,7 +54,7 @@ class ClusterSpec:
 
     nodes: int = 2
     ranks_per_node: int = 2
-    link: Link = Link(None)
+    link: Link = NO_LIMIT
     latency_s: float = 0.0  # one way, node to node
     namespaces: UseNamespaces = UseNamespaces.AUTO
 
@@ -74,6 +74,7 @@ class ClusterResult:
     spec: ClusterSpec
     exit_status: int  # of the first rank that failed, 128 + signal if a signal ended it; 0 if none failed
     shaping: Shaping
+    namespaces: str  # how nodes were made: "root", "rootless", or "none" in the fallback
     seconds: float  # from the start of the first rank to the end of the last
     per_node: tuple[NodeCounters, ...]  # bytes while the program ran
 
@@ -85,6 +86,7 @@ class ClusterResult:
             "ranks_per_node": self.spec.ranks_per_node,
             "exit_status": self.exit_status,
             "seconds": round(self.seconds, 3),
+            "namespaces": self.namespaces,
             "shaping": asdict(self.shaping),
             "per_node": [asdict(counters) for counters in self.per_node],
         }
@@ -109,16 +111,17 @@ def run(
 ) -> ClusterResult:
     """Run command once per rank on a fresh cluster; returns when all ranks have ended and nothing is left.
 
-    A failing program is not an error: see exit_status. SIGINT, SIGTERM and SIGHUP are passed to the ranks while it runs,
-    if called from the main thread. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
+    A failing program is not an error: see exit_status. SIGINT, SIGTERM and SIGHUP are passed to the ranks
+    while it runs, if called from the main thread. Ranks get OMP_NUM_THREADS=1 and PYTHONUNBUFFERED=1 where
+    environment does not say. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
     """
     environment = dict(os.environ if environment is None else environment)
     _check_command(command, environment)
+    if sys.platform != "linux":
+        raise ClusterError(f"an emulated cluster needs Linux; this is {sys.platform}")
     show = on_output or _write_through
     note = on_note or _note
-    if "OMP_NUM_THREADS" not in environment:
-        note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
-    found: Namespaces | Refused = Refused("--namespaces off")
+    why, headline = "switched off", "NAMESPACES NOT ALLOWED"
     if spec.namespaces is not UseNamespaces.OFF:
         found = find_namespaces()
         if isinstance(found, Namespaces):
@@ -129,21 +132,20 @@ def run(
                 )
             try:
                 return _Run(command, spec, environment, timeout_s, found, show, note).finish()
-            except _NotBuilt as problem:
-                found = Refused(str(problem))
+            except _NotBuiltError as problem:
+                why, headline = str(problem), "NETWORK NOT BUILT"
+        else:
+            why = found.why
         if spec.namespaces is UseNamespaces.REQUIRE:
-            raise ClusterError(f"network namespaces are not allowed here: {found.why}")
-    if spec.link.bits_s is None:
-        note(f"NAMESPACES NOT ALLOWED: {found.why}; all ranks run on loopback, bytes counted by the pacer only")
-    else:
-        note(
-            f"NAMESPACES NOT ALLOWED: {found.why}; all ranks run on loopback, link paced in user space: only traffic "
-            "of zcomm (and of programs that charge the pacer) is slowed and counted"
-        )
+            raise ClusterError(f"{headline}: {why}; --namespaces auto would pace it in user space")
+    note(
+        f"{headline}: {why}; all ranks run on loopback, link paced in user space: only the traffic of zcomm "
+        "(and of programs that charge the pacer) is slowed and counted"
+    )
     return _Run(command, spec, environment, timeout_s, None, show, note).finish()
 
 
-class _NotBuilt(Exception):
+class _NotBuiltError(Exception):
     """The supervisor could not build the network; nothing was started."""
 
 
@@ -161,6 +163,7 @@ class _Run:
         note: Callable[[str], None],
     ) -> None:
         self._spec = spec
+        self._namespaces = "none" if namespaces is None else str(namespaces)
         self._show = show
         self._note = note
         self._task = Task(
@@ -211,7 +214,7 @@ class _Run:
         elif frame.kind is Kind.NOTE:
             self._note(frame.json())
         elif frame.kind is Kind.REFUSED:
-            raise _NotBuilt(frame.json())
+            raise _NotBuiltError(frame.json())
         elif frame.kind is Kind.READY:
             self._shaping = Shaping(**frame.json())
             if self._shaping.latency.startswith("not applied"):
@@ -223,6 +226,7 @@ class _Run:
                 self._spec,
                 told["exit_status"],
                 self._shaping,
+                self._namespaces,
                 told["seconds"],
                 tuple(NodeCounters(**counters) for counters in told["per_node"]),
             )
@@ -249,14 +253,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks-per-node", default="2", metavar="N", help=f"1 to {MOST_RANKS_PER_NODE} (default 2)"
     )
     parser.add_argument(
-        "--link", default="none", metavar="RATE", help="each node's link, both ways: 200mbit, 1gbit, none (default)"
+        "--link",
+        default="none",
+        metavar="RATE",
+        help="each node's link, both ways: 200mbit, 1gbit, none (default)",
     )
     parser.add_argument(
-        "--latency", default="0", metavar="TIME", help="one way, node to node: 1ms, 250us; needs netem in the kernel"
+        "--latency",
+        default="0",
+        metavar="TIME",
+        help="one way, node to node: 1ms, 250us; needs netem in the kernel",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here")
-    parser.add_argument("--quiet", action="store_true", help="no table and no remarks, except that a fallback was taken")
-    parser.add_argument("--timeout", metavar="S", help="end the program after this many seconds, with status 124")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here"
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="no table; only what went wrong or was not applied is said"
+    )
+    parser.add_argument(
+        "--timeout", metavar="S", help="end the program after this many seconds, with status 124"
+    )
     parser.add_argument("--prefix", action="store_true", help="begin each line of output with its [rank]")
     parser.add_argument("--rank0-output", action="store_true", help="show what rank 0 writes only")
     parser.add_argument(
@@ -265,7 +281,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=UseNamespaces.AUTO.value,
         help="auto (default): real nodes where allowed, else paced in user space; require; off",
     )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs"
+    )
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -287,11 +305,9 @@ def run_command(args: argparse.Namespace) -> int:
             return
         _write_through(output._replace(text=_prefixed(output)) if args.prefix else output)
 
-    def note(text: str) -> None:
-        if not args.quiet or text.isupper() or "NOT A" in text:
-            _note(text)
-
-    result = run(program, spec, timeout_s=timeout_s, on_output=show, on_note=note)
+    if "OMP_NUM_THREADS" not in os.environ and not args.quiet:
+        _note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
+    result = run(program, spec, timeout_s=timeout_s, on_output=show)
     if not args.quiet:
         from zcomm.tools.cluster_report import print_table
 
@@ -307,7 +323,9 @@ def _signals_to(pass_on: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, lambda caught, _: pass_on(caught)) for number in numbers}
     try:
         yield
@@ -334,12 +352,16 @@ def _note(text: str) -> None:
 
 def _check_command(command: Sequence[str], environment: dict[str, str]) -> None:
     if not command:
-        raise ClusterError("no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py")
+        raise ClusterError(
+            "no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py"
+        )
     program = command[0]
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
     if "/" in program and os.path.exists(program):
-        raise ClusterError(f"{program} is not an executable file; run it by its interpreter, as in: python {program}")
+        raise ClusterError(
+            f"{program} is not an executable file; run it by its interpreter, as in: python {program}"
+        )
     if os.path.exists(program):
         raise ClusterError(f"{program} is not a program on the PATH; a file here is run as: python {program}")
     raise ClusterError(f"the program {program} does not exist (or is not on the PATH)")

@@ -1,7 +1,8 @@
-"""The socket between `zcomm cluster` and the supervisor inside the cluster: frames of kind, rank, length, payload.
+"""The socket between `zcomm cluster` and the supervisor inside the cluster: frames of kind, rank, length,
+payload.
 
-The supervisor's end closes when it ends and the command's when it ends, so each sees the other's death, whatever
-caused it, as the end of the stream.
+The supervisor's end closes when it ends and the command's when it ends, so each sees the other's death,
+whatever caused it, as the end of the stream.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Receiver:
         self.ended = False
 
     def receive(self) -> list[Frame]:
-        """The frames that one read completes; waits for bytes if the socket blocks. Sets ended at the stream's end."""
+        """The frames one read completes; waits if the socket blocks. Sets ended at the stream's end."""
         try:
             received = self._connection.recv(1 << 16)
         except BlockingIOError:

@@ -1,8 +1,8 @@
 """The referee: bytes that crossed a node's link, as its network interface counted them.
 
-Of an emulated node these are eth0's counters; where the link is paced in user space instead, what the pacer let pass.
-Any rank may read its own node's counters at any time. (/sys/class/net shows the machine's interfaces, not the node's:
-sysfs belongs to the namespace that mounted it.)
+Of an emulated node these are eth0's counters; where the link is paced in user space instead, what the pacer
+let pass. Any rank may read its own node's counters at any time. (/sys/class/net shows the machine's
+interfaces, not the node's: sysfs belongs to the namespace that mounted it.)
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def node_counters() -> NodeCounters:
     """
     if "ZCOMM_CLUSTER" not in os.environ:
         raise ClusterError(
-            "node_counters() was called outside an emulated cluster; start the program by: zcomm cluster -- PROGRAM"
+            "node_counters() was called outside an emulated cluster; start it by: zcomm cluster -- PROGRAM"
         )
     node = int(os.environ["NODE_RANK"])
     pacer = Pacer.from_environment()
     if pacer is not None:
-        tx_bytes, rx_bytes = pacer.counters(node)
-        return NodeCounters(node, tx_bytes, rx_bytes)
+        with pacer:
+            return NodeCounters(node, *pacer.counters(node))
     return read_interface("self", node)
 
 
@@ -57,4 +57,6 @@ def read_interface(
             if name.strip() == INTERFACE:
                 columns = numbers.split()
                 return NodeCounters(node, tx_bytes=int(columns[8]), rx_bytes=int(columns[0]))
-    raise ClusterError(f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?")
+    raise ClusterError(
+        f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?"
+    )

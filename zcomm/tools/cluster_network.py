@@ -1,11 +1,13 @@
-"""The network of an emulated cluster: one namespace per node, veth pairs to a bridge, a shaper on each end of each pair.
+"""The network of an emulated cluster: one namespace per node, veth pairs to a bridge, a shaper on each end of
+each pair.
 
     node 0: eth0 10.0.0.1 ==veth== port0 \\
     node 1: eth0 10.0.0.2 ==veth== port1  > bridge zcomm0, in the namespace of the calling process
     ...                                  /
 
-What leaves a node is shaped on its eth0, what enters it on the bridge's end: a full-duplex link of the asked rate.
-All over netlink (pyroute2). Nothing is ever removed: namespaces and links end with the processes that hold them.
+What leaves a node is shaped on its eth0, what enters it on the bridge's end: a full-duplex link of the asked
+rate. All over netlink (pyroute2). Nothing is ever removed: namespaces and links end with the processes that
+hold them.
 """
 
 from __future__ import annotations
@@ -27,10 +29,11 @@ from zcomm.tools.link import Link
 INTERFACE = "eth0"
 BRIDGE = "zcomm0"
 
-# [Note: burst] What fits tbf's burst is not shaped at all, so it must be small beside any message worth measuring; yet
-# the timer that refills it must not limit the rate. A packet larger than the burst would be cut into wire-size packets,
-# costing CPU and changing the byte counters, so the sender is told never to build one (gso_max_size). tbf counts
-# 66 bytes of headers per 1448-byte segment where the interface counts one header per packet: hence the margin.
+# [Note: burst] What fits tbf's burst is not shaped at all, so it must be small beside any message worth
+# measuring; yet the timer that refills it must not limit the rate. A packet larger than the burst would be
+# cut into wire-size packets, costing CPU and changing the byte counters, so the sender is told never to build
+# one (gso_max_size). tbf counts 66 bytes of headers per 1448-byte segment where the interface counts one
+# header per packet: hence the margin.
 _BURST_S = 2e-3
 _BURST_MIN, _BURST_MAX = 32 * 1024, 4 * 1024 * 1024  # bytes
 _GSO_MAX = 65536  # bytes, the kernel's default
@@ -84,8 +87,10 @@ def build(
 ) -> tuple[list[Node], Shaping]:
     """Make the bridge in this process's network namespace, and the nodes as children of this process.
 
-    Raises ClusterError if the kernel refuses a part that cannot be left out. Call while single-threaded: it forks.
+    Raises ClusterError if the kernel refuses a part that cannot be left out. Call while single-threaded: it
+    forks.
     """
+    _import_pyroute2()  # once, before the keepers fork
     started = [_start_keeper(index, link, latency_s, host_names) for index in range(n_nodes)]
     shaping = Shaping("none", "none")
     _silence_ipv6("default")
@@ -115,7 +120,7 @@ def _start_keeper(index: int, link: Link, latency_s: float, host_names: bool) ->
 
 
 def _keep(parent: int, node: Node, link: Link, latency_s: float, builder: socket.socket) -> NoReturn:
-    """The keeper's whole life: make the namespaces, wait for eth0, configure it, sleep until the parent ends."""
+    """The keeper's life: make the namespaces, wait for eth0, configure it, sleep until the parent ends."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -139,7 +144,7 @@ def _keep(parent: int, node: Node, link: Link, latency_s: float, builder: socket
 
 
 def _plug_in(iproute: Any, node: Node, bridge: int, link: Link) -> None:
-    """Make node's veth pair, put one end into the node as eth0, shape the other and put it onto the bridge."""
+    """Make node's veth pair: one end becomes the node's eth0, the other is shaped and joins the bridge."""
     port_name, far_name = f"port{node.index}", f"far{node.index}"
     with _explained("a veth pair"):
         iproute.link("add", ifname=port_name, kind="veth", peer={"ifname": far_name})
@@ -176,8 +181,11 @@ def _configure_inside(address: str, link: Link, latency_s: float) -> Shaping:
 
 
 def _silence_ipv6(interface: str) -> None:
-    """Keep neighbour discovery out of the counters. A read-only /proc/sys leaves a few hundred bytes of it, no more."""
-    with contextlib.suppress(OSError), open(f"/proc/sys/net/ipv6/conf/{interface}/disable_ipv6", "w") as switch:
+    """Keep neighbour discovery out of the counters; with a read-only /proc/sys some hundred bytes stay."""
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/sys/net/ipv6/conf/{interface}/disable_ipv6", "w") as switch,
+    ):
         switch.write("1")
 
 
@@ -208,9 +216,7 @@ def _shape(iproute: Any, interface: int, link: Link, latency_s: float) -> Shapin
 def _try_netem(iproute: Any, interface: int, latency_s: float) -> str:
     """Add netem, or say why not."""
     try:
-        iproute.tc(
-            "add", "netem", interface, handle="1:", delay=round(latency_s * 1e6), limit=_NETEM_PACKETS
-        )
+        iproute.tc("add", "netem", interface, handle="1:", delay=round(latency_s * 1e6), limit=_NETEM_PACKETS)
     except Exception as problem:
         if getattr(problem, "code", None) != errno.ENOENT:
             raise ClusterError(f"the kernel refused the delay netem: {problem}") from problem
@@ -224,20 +230,26 @@ def _send(to: socket.socket, **message: Any) -> None:
 
 def _receive(keeper: socket.socket) -> dict[str, Any]:
     """A keeper's next message. Raises ClusterError if it failed or ended."""
-    message: dict[str, Any] = json.loads(keeper.recv(65536) or b'{"problem": "a node ended while it was built"}')
+    message: dict[str, Any] = json.loads(
+        keeper.recv(65536) or b'{"problem": "a node ended while it was built"}'
+    )
     if "problem" in message:
         raise ClusterError(message["problem"])
     return message
 
 
 def _open_netlink() -> Any:
+    return _import_pyroute2().IPRoute()
+
+
+def _import_pyroute2() -> Any:
     try:
-        from pyroute2 import IPRoute
+        import pyroute2
     except ImportError as problem:
         raise MissingExtra(
             f"an emulated cluster needs pyroute2 ({problem}); pip install 'zcomm-collectives[tools]'"
         ) from problem
-    return IPRoute()
+    return pyroute2
 
 
 @contextlib.contextmanager

@@ -1,7 +1,8 @@
-"""Runs inside the cluster: builds the network, starts the ranks, passes their output on, ends them, reads the counters.
+"""Runs inside the cluster: builds the network, starts the ranks, passes their output on, ends them, reads the
+counters.
 
-One thread, one loop. Started by zcomm.tools.cluster as the first process of the fresh namespaces; where it is process 1
-of a PID namespace, the kernel kills whatever it leaves. How a run ends:
+One thread, one loop. Started by zcomm.tools.cluster as the first process of the fresh namespaces; where it is
+process 1 of a PID namespace, the kernel kills whatever it leaves. How a run ends:
 
 1. all ranks end by themselves: their counters are read and reported;
 2. a rank fails, the time is up, or a signal comes: the others get a signal, and GRACE_S later SIGKILL;
@@ -31,6 +32,7 @@ from zcomm.transports import pace
 
 GRACE_S = 5.0  # between the polite signal and SIGKILL
 TIMED_OUT = 124  # exit status when the time was up, as timeout(1) has it
+CANNOT_START = 126  # exit status when the system refused to run the program, as shells have it
 _LINGER_S = 0.3  # how long output of a rank's own children is waited for after the last rank ended
 _LONGEST_LINE = 1 << 20  # bytes kept waiting for a newline
 _MOST_UNSENT = 1 << 22  # bytes; above this the ranks' pipes are left full until the command has caught up
@@ -58,7 +60,9 @@ class _Rank:
 
     rank: int
     pid: int
-    unfinished: dict[Kind, bytearray] = field(default_factory=lambda: {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()})
+    unfinished: dict[Kind, bytearray] = field(
+        default_factory=lambda: {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()}
+    )
 
 
 def main() -> None:
@@ -96,6 +100,7 @@ class _Supervisor:
         self._pace_fd = -1
         self._status = 0  # of the program
         self._ending = False
+        self._passed_on = 0  # the first signal that came for the program
         self._kill_at = float("inf")
         self._killed = False
 
@@ -106,7 +111,10 @@ class _Supervisor:
         cluster_kernel.adopt_orphans()
         if task.emulated:
             self._nodes, self._shaping = cluster_network.build(
-                task.n_nodes, Link(task.bits_s), task.latency_s, host_names=task.own_pids and self._name_hosts()
+                task.n_nodes,
+                Link(task.bits_s),
+                task.latency_s,
+                host_names=task.own_pids and self._name_hosts(),
             )
             return
         self._pace_fd = os.memfd_create("zcomm-pace")
@@ -151,7 +159,9 @@ class _Supervisor:
             now = time.monotonic()
             if now >= deadline:
                 deadline = float("inf")
-                self._end_ranks(TIMED_OUT, signal.SIGTERM, f"the time of {self._task.timeout_s:g} s is up")
+                if not self._ending:
+                    self._status = TIMED_OUT
+                    self._end_ranks(signal.SIGTERM, f"the time of {self._task.timeout_s:g} s is up")
             if now >= self._kill_at and not self._killed:
                 self._killed = True
                 self._signal_ranks(signal.SIGKILL)
@@ -192,11 +202,11 @@ class _Supervisor:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     start_new_session=True,
-                    preexec_fn=self._entrance(node),  # noqa: PLW1509 - this process has one thread
+                    preexec_fn=self._entrance(node),  # safe: this process has one thread
                 )
             except (OSError, subprocess.SubprocessError) as problem:
-                self._send(pack_json(Kind.NOTE, f"rank {rank} could not be started: {problem}"))
-                self._rank_failed(126)
+                self._status = CANNOT_START
+                self._end_ranks(signal.SIGTERM, f"rank {rank} could not be started: {problem}")
                 return
             running = _Rank(rank, process.pid)
             self._ranks[process.pid] = running
@@ -212,7 +222,9 @@ class _Supervisor:
         """torchrun's variables, and ours."""
         task = self._task
         interface = cluster_network.INTERFACE if task.emulated else "lo"
-        environment = {"OMP_NUM_THREADS": "1"} | task.environment
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | task.environment
+        for name in (pace.RATE_VARIABLE, pace.FILE_VARIABLE):
+            environment.pop(name, None)  # of a cluster this one was started in
         environment |= {
             "RANK": str(node * task.ranks_per_node + local_rank),
             "WORLD_SIZE": str(task.n_nodes * task.ranks_per_node),
@@ -281,7 +293,9 @@ class _Supervisor:
         """A signal for the program: the first is passed on, a second one kills."""
         if self._ending:
             self._kill_at = 0.0
-        self._end_ranks(128 + number, number, "")
+            return
+        self._passed_on = number
+        self._end_ranks(number, "")
 
     def _pass_output(self, pipe: IO[bytes], rank: _Rank, kind: Kind) -> None:
         """Send on the whole lines a rank wrote."""
@@ -314,19 +328,21 @@ class _Supervisor:
                 continue
             status = os.waitstatus_to_exitcode(wait_status)
             if status != 0:
-                self._rank_failed(128 - status if status < 0 else status)
+                self._rank_failed(rank.rank, 128 - status if status < 0 else status)
 
     # -- ending
 
-    def _rank_failed(self, status: int) -> None:
-        self._end_ranks(status, signal.SIGTERM, "")
+    def _rank_failed(self, rank: int, status: int) -> None:
+        """The first failure is the program's; one that our own SIGKILL caused counts as the signal before."""
+        if self._status == 0:
+            self._status = 128 + self._passed_on if self._killed and self._passed_on else status
+        if not self._ending:
+            others = "; the others are ended" if self._ranks else ""
+            self._end_ranks(signal.SIGTERM, f"rank {rank} ended with status {status}{others}")
 
-    def _end_ranks(self, status: int, number: int, note: str) -> None:
-        """Record why the program ends, unless it already does, and ask all ranks to end."""
-        if self._ending:
-            return
+    def _end_ranks(self, number: int, note: str) -> None:
+        """Ask all ranks to end, and set the time when they must have."""
         self._ending = True
-        self._status = status
         self._kill_at = time.monotonic() + GRACE_S
         if note:
             self._send(pack_json(Kind.NOTE, note))
@@ -338,14 +354,20 @@ class _Supervisor:
                 os.killpg(pid, number)  # each rank leads a group of its own
 
     def _kill_all(self) -> None:
-        """Kill every descendant, however it was started."""
-        if self._task.own_pids:
+        """Kill every descendant, however it was started, and wait until they are gone."""
+        if self._task.own_pids and os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)  # all of this PID namespace but this process
-        else:
-            for pid in _descendants(os.getpid()):
+                os.kill(
+                    -1, signal.SIGKILL
+                )  # all of this PID namespace but this process; the kernel waits for them
+            return
+        give_up_at = time.monotonic() + GRACE_S
+        while (found := _descendants(os.getpid())) and time.monotonic() < give_up_at:
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+            self._reap()
 
     # -- counters and sending
 

@@ -1,7 +1,7 @@
 """Rates and latencies of a link, as people write them: "200mbit", "1.5gbit", "none"; "1ms", "250us".
 
-tc's words and meanings: kbit = 1000 bit/s, mbit = 1000 kbit/s, gbit = 1000 mbit/s. A number without a unit is refused,
-because 200 reads as bits to one person and as megabits to another.
+tc's words and meanings: kbit = 1000 bit/s, mbit = 1000 kbit/s, gbit = 1000 mbit/s. A number without a unit is
+refused, because 200 reads as bits to one person and as megabits to another.
 """
 
 from __future__ import annotations
@@ -35,15 +35,23 @@ class Link:
         if text.strip().lower() == "none":
             return cls(None)
         number, unit = _split(text, "link", "200mbit, 1gbit or none")
+        if number <= 0:
+            raise ClusterError(
+                f"link {text!r} carries nothing; expected a rate like 200mbit, or none for no limit"
+            )
         if not unit:
-            raise ClusterError(f"link {text!r} has no unit; write {text.strip()}mbit, or another of {_names(_RATE_UNITS)}")
+            raise ClusterError(
+                f"link {text!r} has no unit; write {text.strip()}mbit, or another of {_names(_RATE_UNITS)}"
+            )
         if unit not in _RATE_UNITS:
-            raise ClusterError(f"link {text!r} has the unknown unit {unit!r}; expected one of {_names(_RATE_UNITS)}")
+            raise ClusterError(
+                f"link {text!r} has the unknown unit {unit!r}; expected one of {_names(_RATE_UNITS)}"
+            )
         bits_s = round(number * _RATE_UNITS[unit])
         if not SLOWEST_BITS_S <= bits_s <= FASTEST_BITS_S:
             raise ClusterError(
-                f"link {text!r} is {bits_s} bit/s; expected {Link(SLOWEST_BITS_S)} to {Link(FASTEST_BITS_S)}, "
-                "or none for a link that is not limited"
+                f"link {text!r} is {bits_s} bit/s; expected {Link(SLOWEST_BITS_S)} to "
+                f"{Link(FASTEST_BITS_S)}, or none for a link that is not limited"
             )
         return cls(bits_s)
 
@@ -56,8 +64,15 @@ class Link:
         """The spelling parse reads back, in the largest unit that leaves a number of at least 1."""
         if self.bits_s is None:
             return "none"
-        unit = max((u for u in _RATE_UNITS if _RATE_UNITS[u] <= self.bits_s), key=_RATE_UNITS.__getitem__, default="bit")
+        unit = max(
+            (u for u in _RATE_UNITS if _RATE_UNITS[u] <= self.bits_s),
+            key=_RATE_UNITS.__getitem__,
+            default="bit",
+        )
         return f"{self.bits_s / _RATE_UNITS[unit]:.12g}{unit}"
+
+
+NO_LIMIT = Link(None)
 
 
 def parse_latency(
@@ -68,9 +83,13 @@ def parse_latency(
     if number == 0 and not unit:
         return 0.0
     if not unit:
-        raise ClusterError(f"latency {text!r} has no unit; write {text.strip()}ms, or another of {_names(_LATENCY_UNITS)}")
+        raise ClusterError(
+            f"latency {text!r} has no unit; write {text.strip()}ms, or another of {_names(_LATENCY_UNITS)}"
+        )
     if unit not in _LATENCY_UNITS:
-        raise ClusterError(f"latency {text!r} has the unknown unit {unit!r}; expected one of {_names(_LATENCY_UNITS)}")
+        raise ClusterError(
+            f"latency {text!r} has the unknown unit {unit!r}; expected one of {_names(_LATENCY_UNITS)}"
+        )
     latency_s = number * _LATENCY_UNITS[unit]
     if not 0 <= latency_s <= LONGEST_LATENCY_S:
         raise ClusterError(f"latency {text!r} is {latency_s:g} s; expected 0 to {LONGEST_LATENCY_S:g} s")
@@ -81,7 +100,11 @@ def format_latency(latency_s: float) -> str:
     """The spelling parse_latency reads back."""
     if latency_s == 0:
         return "0"
-    unit = max((u for u in _LATENCY_UNITS if _LATENCY_UNITS[u] <= latency_s), key=_LATENCY_UNITS.__getitem__, default="us")
+    unit = max(
+        (u for u in _LATENCY_UNITS if _LATENCY_UNITS[u] <= latency_s),
+        key=_LATENCY_UNITS.__getitem__,
+        default="us",
+    )
     return f"{latency_s / _LATENCY_UNITS[unit]:.12g}{unit}"
 
 

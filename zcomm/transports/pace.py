@@ -1,11 +1,13 @@
-"""A link in user space, for machines that allow no network namespaces: senders sleep as long as the wire would take.
+"""A link in user space, for machines that allow no network namespaces: senders sleep as long as the wire
+would take.
 
-All ranks of all emulated nodes share one small file, mapped into each: a record per node of when its link is free again
-(a virtual finish time) and of the bytes it has carried. A message to another node moves that time on by its own
-length at the link's rate, and its sender sleeps until then, so ranks of one node share the node's link.
+All ranks of all emulated nodes share one small file, mapped into each: a record per node of when its link is
+free again (a virtual finish time) and of the bytes it has carried. A message to another node moves that time
+on by its own length at the link's rate, and its sender sleeps until then, so ranks of one node share the
+node's link.
 
-Set up by `zcomm cluster` through ZCOMM_PACE (bits per second, or "none") and ZCOMM_PACE_FILE. Only what is charged is
-paced and counted: TCP headers and traffic that nobody charges are free.
+Set up by `zcomm cluster` through ZCOMM_PACE (bits per second, or "none") and ZCOMM_PACE_FILE. Only what is
+charged is paced and counted: TCP headers and traffic that nobody charges are free.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Pacer:
             self._records = mmap.mmap(self._fd, 0)
         except (OSError, ValueError) as problem:
             raise ClusterError(
-                f"{FILE_VARIABLE}={path} cannot be shared ({problem}); it is made by zcomm cluster and ends with it"
+                f"{FILE_VARIABLE}={path} cannot be shared ({problem}); it lives as long as its zcomm cluster"
             ) from problem
         self._n_nodes = len(self._records) // _RECORD.size
 
@@ -102,6 +104,17 @@ class Pacer:
         with self._locked():
             _, tx_bytes, rx_bytes = self._read(node)
         return tx_bytes, rx_bytes
+
+    def close(self) -> None:
+        """Let go of the shared file."""
+        self._records.close()
+        os.close(self._fd)
+
+    def __enter__(self) -> Pacer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _read(self, node: int) -> tuple[int, int, int]:
         return _RECORD.unpack_from(self._records, node * _RECORD.size)
