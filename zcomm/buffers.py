@@ -7,6 +7,7 @@ that collectives take; everything else is refused here, before any byte moves (d
 
 from __future__ import annotations
 
+import ctypes
 import enum
 from typing import Any, NamedTuple
 
@@ -63,3 +64,123 @@ class Span(NamedTuple):
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
         return self.n_elems * _ITEMSIZE[self.dtype]
+
+    def part(self, start: int, stop: int) -> Span:
+        """Elements start to stop of this span, sharing its memory."""
+        return self._replace(address=self.address + start * _ITEMSIZE[self.dtype], n_elems=stop - start)
+
+
+def span_of(
+    array: Any,  # a torch tensor, numpy or cupy array of any shape
+    role: str,  # how errors call it: "input", "output"
+) -> Span:
+    """See a contiguous array as flat memory.
+
+    Raises BufferError for another kind of object, an integer, bool or complex dtype, a sparse or sub-classed tensor, or
+    an array that is not contiguous (`contiguous` makes one that is).
+    """
+    kind = type(array)
+    read = _READERS.get(kind)
+    if read is None:
+        read = _READERS[kind] = _reader(array, role)
+    return read(array, role)
+
+
+def is_contiguous(array: Any) -> bool:
+    """Whether the elements lie in C order without gaps."""
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    flags = getattr(array, "flags", None)
+    return flags.c_contiguous if flags is not None else array.is_contiguous()
+
+
+def contiguous(array: Any) -> Any:
+    """A new contiguous array of the same kind with the same elements."""
+    return array.detach().contiguous() if hasattr(array, "detach") else array.copy(order="C")
+
+
+def copy_back(result: Any, array: Any) -> None:
+    """Write the elements of the contiguous result into the strided array it stands for."""
+    if hasattr(array, "detach"):
+        array.detach().copy_(result)
+    else:
+        array[...] = result
+
+
+def copy_memory(source: Span, target: Span) -> None:
+    """Copy source's elements to target, which has as many of the same dtype."""
+    if source.device != "cpu":
+        raise BufferError(f"copying within {source.device} needs the cuda engine, which this version does not have")
+    if source.address != target.address:
+        ctypes.memmove(target.address, source.address, source.nbytes)
+
+
+def overlap(a: Span, b: Span) -> bool:
+    """Whether two spans share any byte."""
+    return (
+        a.device == b.device
+        and a.address < b.address + b.nbytes
+        and b.address < a.address + a.nbytes
+        and a.n_elems > 0
+        and b.n_elems > 0
+    )
+
+
+_READERS: dict[type, Any] = {}  # type of array -> how to read it; types, not values, so it stays small
+_TORCH_DTYPES: dict[Any, DType] = {}  # torch.dtype objects met so far
+
+
+def _reader(array: Any, role: str) -> Any:
+    """Choose how arrays of this type are read. Raises BufferError if there is no way."""
+    kind = type(array)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind is np.ndarray:
+        return _read_numpy
+    if name in ("torch.Tensor", "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer"):
+        return _read_torch
+    if hasattr(array, "__cuda_array_interface__") and not hasattr(array, "data_ptr"):
+        return _read_cuda_array
+    if hasattr(array, "to_local"):
+        raise BufferError(f"{role} is a {kind.__name__}; pass the local tensor: .to_local()")
+    if hasattr(array, "data_ptr"):
+        raise BufferError(f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; pass a plain torch.Tensor")
+    raise BufferError(f"{role} is a {name}; expected a torch.Tensor, numpy.ndarray or cupy.ndarray")
+
+
+def _read_torch(tensor: Any, role: str) -> Span:
+    dtype = _TORCH_DTYPES.get(tensor.dtype)
+    if dtype is None:
+        dtype = _TORCH_DTYPES[tensor.dtype] = _dtype_named(str(tensor.dtype).removeprefix("torch."), role)
+    if not tensor.is_contiguous():
+        if str(tensor.layout) != "torch.strided":
+            raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
+        raise BufferError(f"{role} of shape {tuple(tensor.shape)} is not contiguous")
+    device = tensor.device
+    return Span(tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor)
+
+
+def _read_numpy(array: np.ndarray, role: str) -> Span:
+    dtype = _dtype_named(array.dtype.name, role)
+    if not array.dtype.isnative:
+        raise BufferError(f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: .astype(array.dtype.newbyteorder('='))")
+    if not array.flags.c_contiguous:
+        raise BufferError(f"{role} of shape {array.shape} is not contiguous")
+    return Span(array.__array_interface__["data"][0], array.size, dtype, "cpu", array)
+
+
+def _read_cuda_array(array: Any, role: str) -> Span:
+    dtype = _dtype_named(str(array.dtype), role)
+    if not array.flags.c_contiguous:
+        raise BufferError(f"{role} of shape {array.shape} is not contiguous")
+    return Span(array.__cuda_array_interface__["data"][0], array.size, dtype, f"cuda:{array.device.id}", array)
+
+
+def _dtype_named(name: str, role: str) -> DType:
+    dtype = _BY_NAME.get(name)
+    if dtype is None:
+        known = ", ".join(_BY_NAME)
+        raise BufferError(
+            f"{role} has dtype {name}; zcomm compresses {known}. "
+            "Integers, bools and complex numbers are never quantized: use torch.distributed or MPI for them"
+        )
+    return dtype

@@ -1,0 +1,72 @@
+"""zcomm: drop-in collectives that send block-quantized bytes, hierarchically where nodes are far apart.
+
+`import zcomm` needs numpy only; what needs torch or another package is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from zcomm import errors
+from zcomm.collectives.communicator import Communicator
+from zcomm.collectives.stats import CollectiveStats
+from zcomm.plan import Plan
+from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum
+from zcomm.topology import Topology
+from zcomm.transports import local
+from zcomm.version import __version__
+from zcomm.wire.registry import codec
+from zcomm.work import Work
+
+if TYPE_CHECKING:
+    from zcomm.plugs import fsdp2
+    from zcomm.plugs.torch_calls import (
+        all_gather_into_tensor,
+        all_gather_single,
+        all_reduce,
+        reduce_scatter_single,
+        reduce_scatter_tensor,
+    )
+
+__all__ = [
+    "AVG",
+    "SUM",
+    "CollectiveStats",
+    "Communicator",
+    "Plan",
+    "ReduceOp",
+    "Topology",
+    "Work",
+    "__version__",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "codec",
+    "errors",
+    "fsdp2",
+    "local",
+    "premul_sum",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+]
+
+_TORCH_CALLS = (
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+)
+_LAZY = {"fsdp2": "zcomm.plugs.fsdp2", **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
+    module = importlib.import_module(_LAZY[name])
+    return getattr(module, name) if name in _TORCH_CALLS else module
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,68 @@
+"""Checks of what callers hand to a collective: before any byte moves, and saying what came and what was expected."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zcomm.buffers import Span, contiguous, is_contiguous, overlap, span_of
+from zcomm.errors import BufferError
+
+
+def flattened(
+    array: Any,  # what the caller gave
+    role: str,  # how errors call it
+    device: str,  # where the group moves bytes
+) -> tuple[Any, Span]:
+    """The array as contiguous memory on device: itself, or a copy where it is strided."""
+    strided = hasattr(array, "is_contiguous") or hasattr(array, "flags")
+    held = contiguous(array) if strided and not is_contiguous(array) else array
+    span = span_of(held, role)
+    if span.device != device:
+        raise BufferError(
+            f"{role} is on {span.device}, but this group moves bytes on {device}; zcomm copies nothing between devices: "
+            "move it yourself, or use a group of that device"
+        )
+    return held, span
+
+
+def check_writable(array: Any, role: str) -> None:
+    """Raise BufferError for an output that cannot hold one element per place."""
+    if isinstance(array, np.ndarray):
+        if not array.flags.writeable:
+            raise BufferError(f"{role} is a read-only array; expected one that can be written")
+        strides = array.strides
+    elif hasattr(array, "stride"):
+        if array.is_contiguous():
+            return
+        strides = array.stride()
+    else:
+        strides = getattr(array, "strides", ())
+    if any(stride == 0 and n > 1 for stride, n in zip(strides, array.shape, strict=True)):
+        raise BufferError(f"{role} repeats the same memory (stride 0); expected one element per place: a contiguous copy")
+
+
+def check_output(
+    output: Span,
+    source: Span,
+    n_elems: int,  # that output must have
+    because: str,  # where the number comes from
+) -> None:
+    """Raise BufferError unless output has the count and dtype that source asks for."""
+    if output.n_elems != n_elems:
+        raise BufferError(f"output has {output.n_elems} elements; expected {because} = {n_elems}")
+    if output.dtype != source.dtype:
+        raise BufferError(f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype")
+
+
+def check_overlap(
+    part: Span,
+    whole: Span,
+    rank: int,
+) -> None:
+    """Raise BufferError if part lies in whole anywhere but where this rank's part belongs."""
+    if overlap(part, whole) and part.address != whole.address + rank * part.nbytes:
+        raise BufferError(
+            f"output and input overlap; expected separate memory, or the smaller to be part {rank}, this rank's, of the larger"
+        )

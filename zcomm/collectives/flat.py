@@ -1,0 +1,129 @@
+"""All-gather, reduce-scatter and all-reduce in one hop: every rank exchanges directly with every other.
+
+Quantized once per hop whatever the world's size: reduce-scatter and all-gather once, all-reduce twice. Contributions are
+added in rank order in fp32 by the rank that owns the result. Every rank, the owner too, decodes the bytes that were
+sent, so a replicated result is the same everywhere, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from zcomm.collectives.schedule import Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
+from zcomm.wire.codec import Codec
+
+
+class _Gather(NamedTuple):
+    codec: Codec
+    own: Piece  # of the input
+    exchange: Route
+    shards: list[Piece]  # of the output, by rank
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """1. Encode the own shard and send it to every rank. 2. Decode everybody's, the own one too."""
+        run.encode(self.codec, (self.own,))
+        run.send(self.exchange)
+        yield self.exchange
+        run.decode(self.codec, self.shards)
+
+
+class _ReduceScatter(NamedTuple):
+    codec: Codec
+    contributions: list[Piece]  # of the input, by the rank that owns the sum
+    exchange: Route
+    total: Sum
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """1. Encode a contribution to every rank's shard and send it there. 2. Add what came, in rank order."""
+        run.encode(self.codec, self.contributions)
+        run.send(self.exchange)
+        yield self.exchange
+        run.reduce(self.codec, (self.total,), finish=True)
+
+
+class _AllReduce(NamedTuple):
+    codec: Codec
+    contributions: list[Piece]
+    scatter: Route
+    total: Sum
+    gather: Route
+    shards: list[Piece]
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """1. Encode a contribution to every rank's shard and send it there. 2. Add what came, in rank order, encode the
+        sum again and send it to every rank. 3. Decode everybody's sums, the own one too."""
+        run.encode(self.codec, self.contributions)
+        run.send(self.scatter)
+        yield self.scatter
+        run.reduce_encode(self.codec, (self.total,), self.codec, finish=True)
+        run.send(self.gather)
+        yield self.gather
+        run.decode(self.codec, self.shards)
+
+
+def all_gather(job: Job) -> Schedule:
+    """Schedule of an all-gather of job.shards."""
+    layout = Layout(job)
+    chunks = []
+    for cut in job.cuts:
+        shards, exchange = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        own = shards[job.rank]._replace(start=cut[job.rank].start - job.shards[job.rank].start)
+        chunks.append(_Gather(job.codec, own, exchange, shards))
+    return layout.schedule(chunks)
+
+
+def reduce_scatter(job: Job) -> Schedule:
+    """Schedule of a reduce-scatter onto job.shards."""
+    layout = Layout(job)
+    chunks = []
+    for number in range(len(job.cuts)):
+        contributions, exchange, total = _scatter(layout, job, number)
+        chunks.append(_ReduceScatter(job.codec, contributions, exchange, total))
+    return layout.schedule(chunks)
+
+
+def all_reduce(job: Job) -> Schedule:
+    """Schedule of an all-reduce: a reduce-scatter onto job.shards whose sums are gathered as they are encoded."""
+    layout = Layout(job)
+    chunks = []
+    for number, cut in enumerate(job.cuts):
+        contributions, scatter, total = _scatter(layout, job, number)
+        shards, gather = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        total = total._replace(wire=shards[job.rank].wire)
+        chunks.append(_AllReduce(job.codec, contributions, scatter, total, gather, shards))
+    return layout.schedule(chunks)
+
+
+def _gather(layout: Layout, job: Job, shards: list[Piece]) -> tuple[list[Piece], Route]:
+    """The exchange in which every rank sends its encoded shard to all others."""
+    me = job.rank
+    peers = [rank for rank in range(len(shards)) if rank != me]
+    sizes = [job.codec.nbytes(piece.n_elems) for piece in shards]
+    route = layout.route(
+        [Message(peer, shards[me].wire, sizes[me]) for peer in peers],
+        [Message(peer, shards[peer].wire, sizes[peer]) for peer in peers],
+        n_elems_out=shards[me].n_elems * len(peers),
+    )
+    return shards, route
+
+
+def _scatter(layout: Layout, job: Job, number: int) -> tuple[list[Piece], Route, Sum]:
+    """The exchange in which every rank sends its contribution to each shard to the shard's owner."""
+    me = job.rank
+    cut = job.cuts[number]
+    nbytes = job.codec.nbytes
+    contributions = [
+        Piece(start, n, layout.ring("own", number, nbytes(n)) if rank == me else layout.take(nbytes(n)))
+        for rank, (start, n) in enumerate(cut)
+    ]
+    n_elems = cut[me].n_elems
+    came = [contributions[me].wire if rank == me else layout.take(nbytes(n_elems)) for rank in range(len(cut))]
+    peers = [rank for rank in range(len(cut)) if rank != me]
+    route = layout.route(
+        [Message(peer, contributions[peer].wire, nbytes(cut[peer].n_elems)) for peer in peers],
+        [Message(peer, came[peer], nbytes(n_elems)) for peer in peers],
+        n_elems_out=sum(cut[peer].n_elems for peer in peers),
+    )
+    total = Sum(tuple(came), n_elems, start=cut[me].start - job.shards[me].start, wire=-1)
+    return contributions, route, total

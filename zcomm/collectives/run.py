@@ -1,0 +1,163 @@
+"""A schedule carried out: bound to scratch, to the caller's arrays, to an engine and a transport, chunk after chunk.
+
+[Note: pipeline] At every tick the next chunk starts, then each older chunk, newest first, waits for its exchange and
+takes its next step. While a slow exchange of an old chunk is awaited, those of newer chunks are already posted, so the
+slow link always has bytes queued and coding hides behind it. All ranks tick alike, so no wait can be circular.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from zcomm.buffers import Span
+from zcomm.collectives.schedule import Piece, Route, Schedule, Sum
+from zcomm.collectives.scratch import ScratchPool, Slab
+from zcomm.engines.engine import NO_FINISH, Engine, Finish
+from zcomm.transports.transport import Exchange, Parcel, Transport
+from zcomm.wire.codec import Codec
+
+
+class Bound(NamedTuple):
+    """A route's parcels in one slab."""
+
+    outgoing: list[Parcel]
+    incoming: list[Parcel]
+
+
+class Run:
+    """One call of a collective. `begin` posts its first messages, `complete` does the rest."""
+
+    __slots__ = (
+        "_chunks",
+        "_exchanges",
+        "_finish",
+        "_scratch",
+        "_slab",
+        "_source",
+        "_target",
+        "_under_way",
+        "codec_s",
+        "engine",
+        "schedule",
+        "wait_s",
+    )
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        engine: Engine,
+        source: Span,
+        target: Span,
+        finish: Finish,
+    ) -> None:
+        self.schedule = schedule
+        self.engine = engine
+        self._source = source
+        self._target = target
+        self._finish = finish
+        self.codec_s = 0.0
+        self.wait_s = 0.0
+
+    def begin(self, scratch: ScratchPool, transport: Transport, tag: int, timeout_s: float | None) -> None:
+        """Take scratch, open every exchange, start the first chunk."""
+        schedule = self.schedule
+        self._scratch = scratch
+        self._slab = slab = scratch.take(schedule.scratch_bytes)
+        bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
+        self._exchanges: list[Exchange] = [
+            transport.open(outgoing, incoming, tag + index, timeout_s) for index, (outgoing, incoming) in enumerate(bound)
+        ]
+        self._chunks = iter(schedule.chunks)
+        self._under_way: list[tuple[Iterator[Route], Route]] = []  # oldest first
+        self._start_next_chunk()
+
+    def complete(self) -> None:
+        """Tick until every chunk is done, then return the scratch. See [Note: pipeline]."""
+        exchanges = self._exchanges
+        while self._under_way:
+            older = self._under_way
+            self._under_way = []
+            self._start_next_chunk()
+            still: list[tuple[Iterator[Route], Route]] = []
+            for steps, route in reversed(older):
+                started = perf_counter()
+                exchanges[route.index].wait()
+                self.wait_s += perf_counter() - started
+                following = next(steps, None)
+                if following is not None:
+                    still.append((steps, following))
+            still.reverse()
+            self._under_way = still + self._under_way
+        started = perf_counter()
+        for exchange in exchanges:
+            exchange.close()
+        self.wait_s += perf_counter() - started
+        self._scratch.give_back(self._slab)  # only now: after an error, messages may still be on their way
+        del self._source, self._target, self._slab
+
+    def _start_next_chunk(self) -> None:
+        for chunk in self._chunks:
+            steps = chunk.steps(self)
+            route = next(steps, None)
+            if route is not None:
+                self._under_way.append((steps, route))
+                return
+
+    def encode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
+        """Encode elements of the caller's input into scratch."""
+        started = perf_counter()
+        encode, base, (address, _, dtype, _, _) = self.engine.encode, self._slab.address, self._source
+        itemsize = dtype.itemsize
+        for start, n_elems, wire in pieces:
+            if n_elems:
+                encode(codec, address + start * itemsize, n_elems, dtype, base + wire)
+        self.codec_s += perf_counter() - started
+
+    def decode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
+        """Decode scratch into elements of the caller's output."""
+        started = perf_counter()
+        decode, base, (address, _, dtype, _, _) = self.engine.decode, self._slab.address, self._target
+        itemsize = dtype.itemsize
+        for start, n_elems, wire in pieces:
+            if n_elems:
+                decode(codec, base + wire, n_elems, address + start * itemsize, dtype)
+        self.codec_s += perf_counter() - started
+
+    def reduce(self, codec: Codec, sums: Sequence[Sum], finish: bool) -> None:
+        """Add contributions and store them in the caller's output."""
+        started = perf_counter()
+        base, target = self._slab.address, self._target
+        itemsize = target.dtype.itemsize
+        how = self._finish if finish else NO_FINISH
+        for wires, n_elems, start, _ in sums:
+            if n_elems:
+                at = target.address + start * itemsize
+                self.engine.reduce(codec, [base + wire for wire in wires], n_elems, how, at, target.dtype)
+        self.codec_s += perf_counter() - started
+
+    def reduce_encode(self, codec: Codec, sums: Sequence[Sum], codec_out: Codec, finish: bool) -> None:
+        """Add contributions and encode the sums again."""
+        started = perf_counter()
+        base = self._slab.address
+        how = self._finish if finish else NO_FINISH
+        for wires, n_elems, _, wire_out in sums:
+            if n_elems:
+                self.engine.reduce_encode(codec, [base + wire for wire in wires], n_elems, how, codec_out, base + wire_out)
+        self.codec_s += perf_counter() - started
+
+    def send(self, route: Route) -> None:
+        """Start an exchange."""
+        self._exchanges[route.index].start()
+
+
+def _bind(schedule: Schedule, memory: object) -> list[Bound]:
+    """Slice one slab's memory into the parcels of every route."""
+    return [
+        Bound(
+            [Parcel(peer, memory[offset : offset + nbytes]) for peer, offset, nbytes in route.outgoing],  # type: ignore[index]
+            [Parcel(peer, memory[offset : offset + nbytes]) for peer, offset, nbytes in route.incoming],  # type: ignore[index]
+        )
+        for route in schedule.routes
+    ]

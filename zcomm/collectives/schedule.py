@@ -1,0 +1,160 @@
+"""A collective worked out beforehand: what is encoded where, sent to whom, summed in which order.
+
+Built once for a shape, dtype and codec (flat.py, hierarchical.py), then carried out for every call (run.py). Offsets
+count bytes in the call's scratch slab, so a schedule holds no memory and may be used by several calls at once.
+
+[Note: scratch] Everything received has its place from the start, because receives are posted before the first send.
+Everything sent has its place until the call ends. Only what never leaves the rank, its own contribution, is kept in a
+ring of RING slots, as it is needed for one step only. Together that is at most twice the wire bytes plus one chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from zcomm.collectives.shards import Extent
+from zcomm.topology import Topology
+from zcomm.wire.codec import Codec
+
+RING = 3  # slots; a step's own contribution is read one pipeline tick after it was written
+
+
+class Job(NamedTuple):
+    """What a schedule is built for."""
+
+    rank: int
+    topology: Topology
+    shards: list[Extent]  # of the whole array, by rank
+    cuts: list[list[Extent]]  # cuts[chunk][rank]: that chunk of that rank's shard
+    codec: Codec
+    intra_codec: Codec  # of the first hop of a two-hop reduction
+    itemsize: int  # bytes per element of the caller's array, to count what compression saves
+
+
+class Piece(NamedTuple):
+    """Elements of the caller's array, and the wire bytes that carry them."""
+
+    start: int  # first element
+    n_elems: int
+    wire: int  # offset in scratch
+
+
+class Sum(NamedTuple):
+    """Encoded contributions of equal length, to be added in the order given."""
+
+    wires: tuple[int, ...]  # offsets in scratch
+    n_elems: int
+    start: int  # first element of the caller's array, where the sum is stored
+    wire: int  # offset in scratch, where the sum is encoded again
+
+
+class Message(NamedTuple):
+    """Bytes to or from one peer."""
+
+    peer: int
+    offset: int  # in scratch
+    nbytes: int
+
+
+class Route(NamedTuple):
+    """One exchange of one chunk."""
+
+    index: int  # among the schedule's routes; part of the tag
+    outgoing: tuple[Message, ...]
+    incoming: tuple[Message, ...]
+
+
+class Steps(Protocol):
+    """What a chunk's steps may do; implemented by run.Run."""
+
+    def encode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
+        """Encode elements of the caller's input into scratch."""
+        ...
+
+    def decode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
+        """Decode scratch into elements of the caller's output."""
+        ...
+
+    def reduce(self, codec: Codec, sums: Sequence[Sum], finish: bool) -> None:
+        """Add contributions and store them in the caller's output; finish: apply AVG's division or PREMUL_SUM's factor."""
+        ...
+
+    def reduce_encode(self, codec: Codec, sums: Sequence[Sum], codec_out: Codec, finish: bool) -> None:
+        """Add contributions and encode the sums again."""
+        ...
+
+    def send(self, route: Route) -> None:
+        """Start an exchange."""
+        ...
+
+
+class Chunk(Protocol):
+    """One chunk's way through the collective."""
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """Do the steps in order, yielding each exchange that must be complete before going on."""
+        ...
+
+
+class Schedule(NamedTuple):
+    """A collective, ready to be carried out any number of times."""
+
+    chunks: tuple[Chunk, ...]
+    routes: tuple[Route, ...]
+    scratch_bytes: int
+    wire_bytes_intra: int  # sent by this rank to ranks of its own node
+    wire_bytes_inter: int  # sent by this rank to other nodes
+    raw_bytes: int  # what the same messages would hold uncompressed
+
+
+class Layout:
+    """Places bytes in scratch and collects the routes while a schedule is built."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._end = 0
+        self._rings: dict[str, list[int]] = {}
+        self._routes: list[Route] = []
+        self._intra = 0
+        self._inter = 0
+        self._raw = 0
+
+    def take(self, nbytes: int) -> int:
+        """Offset of bytes of their own."""
+        offset = self._end
+        self._end += nbytes
+        return offset
+
+    def ring(self, name: str, chunk: int, nbytes: int) -> int:
+        """Offset of bytes that the chunk RING places later may overwrite; no later chunk may be larger."""
+        slots = self._rings.setdefault(name, [])
+        if len(slots) < RING:
+            slots.append(self.take(nbytes))
+        return slots[chunk % RING]
+
+    def route(
+        self,
+        outgoing: Sequence[Message],
+        incoming: Sequence[Message],
+        n_elems_out: int,  # elements that the outgoing bytes stand for
+    ) -> Route:
+        """An exchange; empty messages are left out on both sides."""
+        node_of_rank = self._job.topology.node_of_rank
+        for peer, _, nbytes in outgoing:
+            if node_of_rank[peer] == node_of_rank[self._job.rank]:
+                self._intra += nbytes
+            else:
+                self._inter += nbytes
+        self._raw += n_elems_out * self._job.itemsize
+        route = Route(
+            len(self._routes),
+            tuple(message for message in outgoing if message.nbytes),
+            tuple(message for message in incoming if message.nbytes),
+        )
+        self._routes.append(route)
+        return route
+
+    def schedule(self, chunks: Sequence[Chunk]) -> Schedule:
+        """What has been laid out."""
+        return Schedule(tuple(chunks), tuple(self._routes), self._end, self._intra, self._inter, self._raw)

@@ -1,0 +1,43 @@
+"""How collectives are done: which codec at which level, flat or in two hops, in which chunks. A value; no state."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from zcomm.errors import PlanError
+from zcomm.wire.codec import Codec
+from zcomm.wire.registry import codec as parse_codec
+
+MEBI = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Settings of a communicator; all ranks must give equal ones. Codecs may be given by their spelling."""
+
+    codec: Codec | str = "int8"  # between nodes, and wherever nothing else is said
+    intra_codec: Codec | str | None = None  # first hop of a two-hop reduction, inside a node; None: as codec
+    hierarchical: bool | None = None  # two hops; None: where the topology has two levels
+    min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
+    chunk_elems: int = field(default=512 * 1024)  # source elements per pipeline step; same results for any value
+    timeout_s: float | None = None  # None: as long as the transport's own timeout
+    scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "codec", parse_codec(self.codec))
+        if self.intra_codec is not None:
+            object.__setattr__(self, "intra_codec", parse_codec(self.intra_codec))
+        if self.hierarchical not in (None, True, False):
+            raise PlanError(f"hierarchical must be True, False or None, got {self.hierarchical!r}")
+        for name, least in (("min_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if self.timeout_s is not None and not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
+            raise PlanError(f"timeout_s must be a positive number of seconds or None, got {self.timeout_s!r}")
+
+
+def plan_of(setting: Plan | Codec | str) -> Plan:
+    """A Plan as it is; a codec or its spelling as the Plan with that codec."""
+    return setting if isinstance(setting, Plan) else Plan(codec=setting)

@@ -1,0 +1,62 @@
+"""A zcomm Work as torch knows it: a `dist.Work`, with wait, is_completed and get_future."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zcomm.work import Work
+
+
+class TorchWork(dist.Work):
+    """A collective under way, for torch.
+
+    It must be a subclass: FSDP2 waits only for what isinstance calls a dist.Work, and ignores anything else.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        result: Any,  # what the future holds when complete
+    ) -> None:
+        super().__init__()
+        self._work = work
+        self._result = result
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Block until the result is there; raise what the call raised."""
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else None
+        return self._work.wait(seconds or None)  # torch passes zero for no timeout
+
+    def is_completed(self) -> bool:
+        """Whether wait would return or raise at once."""
+        return self._work.is_completed()
+
+    def is_success(self) -> bool:
+        """Whether the call is complete and raised nothing."""
+        return self._work.is_completed() and self._work.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """What the call raised, once it is complete."""
+        return self._work.exception()
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """A future of the result."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+
+        def settle(work: Work) -> None:
+            error = work.exception()
+            if error is None:
+                future.set_result(self._result)
+            else:
+                future.set_exception(error)
+
+        self._work.add_done_callback(settle)
+        return future
+
+    def result(self) -> list[Any]:
+        """The output tensors."""
+        return self._result if isinstance(self._result, list) else [self._result]

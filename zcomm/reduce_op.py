@@ -1,0 +1,56 @@
+"""What a reduction does with the sum: SUM, AVG, PREMUL_SUM as torch.distributed means them.
+
+All three are one fp32 sum in group-rank order and at most one operation on it (promise 5 in docs/architecture.md):
+SUM nothing, AVG a division by the group's size, PREMUL_SUM a multiplication by its factor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zcomm.errors import ReduceOpError
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOp:
+    """A reduction operator: `SUM`, `AVG`, or `premul_sum(factor)`."""
+
+    name: str
+    factor: float = 1.0
+
+
+SUM = ReduceOp("SUM")
+AVG = ReduceOp("AVG")
+_BY_NAME = {"SUM": SUM, "AVG": AVG}
+
+
+def premul_sum(factor: float) -> ReduceOp:
+    """The sum of every rank's values times factor."""
+    return ReduceOp("PREMUL_SUM", float(factor))
+
+
+def reduce_op(op: Any) -> ReduceOp:
+    """Read an operator: zcomm's own, its name in any case, or torch.distributed's.
+
+    Raises ReduceOpError for MAX, MIN, PRODUCT, bitwise operators and anything else: codes of different blocks can be
+    summed after decoding, not compared.
+    """
+    if type(op) is ReduceOp:
+        return op
+    if isinstance(op, str) and op.upper() in _BY_NAME:
+        return _BY_NAME[op.upper()]
+    known = getattr(type(op), "RedOpType", None)  # torch's ReduceOp object, which compares only from the left
+    if known is not None:
+        if op == known.PREMUL_SUM:
+            return premul_sum(op.__getstate__()[1])
+        for name, ours in _BY_NAME.items():
+            if op == getattr(known, name):
+                return ours
+    name = getattr(op, "name", None)
+    if isinstance(name, str) and name in _BY_NAME:
+        return _BY_NAME[name]
+    raise ReduceOpError(
+        f"op {op!r} cannot be computed on compressed values; expected SUM, AVG or PREMUL_SUM. "
+        'Send it uncompressed (codec="raw" sums the same three), or use torch.distributed for other operators'
+    )

@@ -1,0 +1,170 @@
+"""N ranks as threads of one process. Ships with the package, so that tests and first tries need no launcher.
+
+    zcomm.local.run(4, lambda transport: zcomm.Communicator(transport).all_reduce(x[transport.rank]))
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zcomm.errors import GroupError, PeerTimeout, TransportError
+from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
+
+T = TypeVar("T")
+DEFAULT_TIMEOUT_S = 60.0
+
+
+class LocalWorld:
+    """What the ranks share: one mailbox."""
+
+    def __init__(self, size: int) -> None:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise GroupError(f"a world has at least 1 rank, got {size!r}")
+        self.size = size
+        self.changed = threading.Condition()
+        self.posted: dict[tuple[int, int, int], np.ndarray] = {}  # (source, target, tag) -> where to put the bytes
+        self.arrived: dict[tuple[int, int, int], np.ndarray] = {}  # bytes sent before they were asked for
+        self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
+
+    def transport(self, rank: int) -> LocalTransport:
+        """The endpoint of one rank; each belongs to one thread."""
+        return LocalTransport(self, rank)
+
+
+class LocalTransport:
+    """One rank's endpoint in a LocalWorld."""
+
+    name = "local"
+    device = "cpu"
+
+    def __init__(self, world: LocalWorld, rank: int) -> None:
+        if not 0 <= rank < world.size:
+            raise GroupError(f"rank {rank} is not in a world of {world.size}")
+        self.world = world
+        self.rank = rank
+        self.size = world.size
+        self.group_name = f"local world of {world.size}"
+        self.wire_bytes_sent = 0
+        self._communicators = 0
+
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Uninitialised bytes."""
+        return np.empty(nbytes, np.uint8)
+
+    def address(self, memory: np.ndarray) -> int:
+        """Where memory starts."""
+        return int(memory.__array_interface__["data"][0])
+
+    def new_tags(self) -> int:
+        """First tag of the next communicator over this endpoint."""
+        self._communicators += 1
+        return (self._communicators - 1) * TAGS_PER_COMMUNICATOR
+
+    def open(
+        self,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float | None,
+    ) -> _LocalExchange:
+        """Post the receives."""
+        return _LocalExchange(self, outgoing, incoming, tag, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
+
+    def close(self) -> None:
+        """Nothing of its own to free."""
+
+
+class _LocalExchange:
+    def __init__(
+        self, transport: LocalTransport, outgoing: Sequence[Parcel], incoming: Sequence[Parcel], tag: int, timeout_s: float
+    ) -> None:
+        self._transport = transport
+        self._outgoing = outgoing
+        self._tag = tag
+        self._timeout_s = timeout_s
+        world = transport.world
+        self._keys = []
+        with world.changed:
+            for peer, payload in incoming:
+                key = (peer, transport.rank, tag)
+                self._keys.append(key)
+                early = world.arrived.pop(key, None)
+                if early is None:
+                    world.posted[key] = payload
+                else:
+                    _deliver(early, payload, key)
+
+    def start(self) -> None:
+        world = self._transport.world
+        with world.changed:
+            for peer, payload in self._outgoing:
+                key = (self._transport.rank, peer, self._tag)
+                self._transport.wire_bytes_sent += payload.size
+                target = world.posted.pop(key, None)
+                if target is None:
+                    world.arrived[key] = payload.copy()
+                else:
+                    _deliver(payload, target, key)
+            world.changed.notify_all()
+
+    def wait(self) -> None:
+        world = self._transport.world
+        with world.changed:
+            world.changed.wait_for(
+                lambda: world.failed or not any(key in world.posted for key in self._keys), self._timeout_s
+            )
+            missing = [key[0] for key in self._keys if key in world.posted]
+            for key in self._keys:
+                world.posted.pop(key, None)
+        if missing:
+            dead = [peer for peer in missing if peer in world.failed]
+            if dead:
+                raise TransportError(f"rank {dead[0]} failed: {world.failed[dead[0]]!r}")
+            if world.failed:
+                raise TransportError(f"rank {next(iter(world.failed))} failed; nothing came from rank {missing[0]}")
+            raise PeerTimeout(f"nothing came from rank {missing[0]} within {self._timeout_s} s")
+
+    def close(self) -> None:
+        pass
+
+
+def _deliver(payload: np.ndarray, target: np.ndarray, key: tuple[int, int, int]) -> None:
+    if payload.size != target.size:
+        raise TransportError(f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}")
+    target[:] = payload
+
+
+def run(
+    size: int,
+    program: Callable[..., T],  # called as program(transport, *args) on each rank
+    *args: Any,
+) -> list[T]:
+    """Run a program on every rank of a new world, one thread each; its results by rank.
+
+    Raises what the first failing rank raised, after all have ended.
+    """
+    world = LocalWorld(size)
+    results: list[Any] = [None] * size
+    errors: list[tuple[int, BaseException]] = []
+
+    def rank_main(rank: int) -> None:
+        try:
+            results[rank] = program(world.transport(rank), *args)
+        except BaseException as error:
+            errors.append((rank, error))
+            with world.changed:
+                world.failed[rank] = error
+                world.changed.notify_all()
+
+    threads = [threading.Thread(target=rank_main, args=(rank,), name=f"rank {rank}") for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0][1]
+    return results

@@ -1,0 +1,213 @@
+"""Bytes over any torch.distributed process group, always as uint8, always point to point.
+
+On gloo every receive is posted before any send: a send whose receive is not posted waits for a round trip behind the
+bytes already queued, which makes links half duplex, and gloo's own all-gather and reduce-scatter rings send up to twice
+the bytes. Point to point also needs no sub-groups: two hops run over the group that the user has.
+Other backends (NCCL) get each step as one grouped batch on the current stream.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
+from zcomm.transports.pace import Pacer
+from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Exchange, Parcel
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError as error:
+    raise MissingExtra("torch is not installed; pip install 'zcomm-collectives[torch]'") from error
+
+FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
+_communicators: collections.Counter[str] = collections.Counter()  # over each group, by its name
+
+
+class TorchTransport:
+    """The ranks of a process group."""
+
+    name = "torch_dist"
+
+    def __init__(
+        self,
+        group: Any = None,  # a ProcessGroup, a one-dimensional DeviceMesh, or None for the default group
+    ) -> None:
+        self.group = process_group(group)
+        self.rank = self.group.rank()
+        self.size = self.group.size()
+        self.group_name = f"group {self.group.group_name!r} of {self.size}"
+        self.wire_bytes_sent = 0
+        device_types = [device.type for device in self.group._device_types]
+        self._eager = "cpu" in device_types and dist.get_backend(self.group) != "nccl"
+        self._device = torch.device("cpu") if self._eager else torch.device(device_types[0], torch.cuda.current_device())
+        self.device = str(self._device)
+        self._pacer = Pacer.from_environment()
+
+    def empty(self, nbytes: int) -> torch.Tensor:
+        """Uninitialised bytes on the group's device."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def address(self, memory: torch.Tensor) -> int:
+        """Where memory starts."""
+        return memory.data_ptr()
+
+    def new_tags(self) -> int:
+        """First tag of the next communicator over this group."""
+        number = _communicators[self.group.group_name]
+        _communicators[self.group.group_name] += 1
+        return FIRST_TAG + (number % (FIRST_TAG // TAGS_PER_COMMUNICATOR)) * TAGS_PER_COMMUNICATOR
+
+    def open(
+        self,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float | None,
+    ) -> Exchange:
+        """Post the receives on gloo; elsewhere nothing happens before start."""
+        kind = _EagerExchange if self._eager else _BatchExchange
+        return kind(self, outgoing, incoming, tag, timeout_s)
+
+    def pace(self, peer: int, nbytes: int) -> None:
+        """Where an emulated link is paced in user space, sleep as long as it would take."""
+        if self._pacer is not None:
+            self._pacer.charge(nbytes, dist.get_global_rank(self.group, peer))
+
+    def close(self) -> None:
+        """Nothing of its own to free: the group is the user's."""
+
+
+class _EagerExchange:
+    """Receives posted at once, sends when the bytes are ready."""
+
+    __slots__ = ("_outgoing", "_receives", "_sends", "_tag", "_timeout", "_transport")
+
+    def __init__(
+        self,
+        transport: TorchTransport,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._transport = transport
+        self._outgoing = outgoing
+        self._tag = tag
+        self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
+        self._sends: list[tuple[int, Any]] = []
+        receive = transport.group.recv
+        self._receives = [(peer, receive([payload], peer, tag)) for peer, payload in incoming]
+
+    def start(self) -> None:
+        transport = self._transport
+        send = transport.group.send
+        for peer, payload in self._outgoing:
+            transport.pace(peer, payload.numel())
+            try:
+                self._sends.append((peer, send([payload], peer, self._tag)))
+            except RuntimeError as error:
+                raise TransportError(f"rank {peer} cannot be reached: {_first_line(error)}") from error
+            transport.wire_bytes_sent += payload.numel()
+
+    def wait(self) -> None:
+        self._wait(self._receives, "nothing came from rank {}")
+
+    def close(self) -> None:
+        self._wait(self._sends, "rank {} did not take its bytes")
+
+    def _wait(self, works: list[tuple[int, Any]], complaint: str) -> None:
+        timeout = self._timeout
+        for peer, work in works:
+            try:
+                if timeout is None:
+                    work.wait()
+                else:
+                    work.wait(timeout)
+            except RuntimeError as error:
+                kind = PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
+                raise kind(f"{complaint.format(peer)}: {_first_line(error)}") from error
+        works.clear()
+
+
+class _BatchExchange:
+    """One grouped batch of sends and receives, on the current stream where there is one."""
+
+    __slots__ = ("_incoming", "_outgoing", "_tag", "_timeout", "_transport", "_works")
+
+    def __init__(
+        self,
+        transport: TorchTransport,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float | None,
+    ) -> None:
+        self._transport = transport
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._tag = tag
+        self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
+        self._works: list[Any] = []
+
+    def start(self) -> None:
+        group = self._transport.group
+        batch = [dist.P2POp(dist.irecv, payload, group=group, tag=self._tag, group_peer=peer) for peer, payload in self._incoming]
+        for peer, payload in self._outgoing:
+            self._transport.pace(peer, payload.numel())
+        batch += [dist.P2POp(dist.isend, payload, group=group, tag=self._tag, group_peer=peer) for peer, payload in self._outgoing]
+        self._transport.wire_bytes_sent += sum(payload.numel() for _, payload in self._outgoing)
+        if batch:
+            self._works = dist.batch_isend_irecv(batch)
+
+    def wait(self) -> None:
+        for work in self._works:
+            try:
+                if self._timeout is None:
+                    work.wait()
+                else:
+                    work.wait(self._timeout)
+            except RuntimeError as error:
+                kind = PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
+                peers = sorted({parcel.peer for parcel in (*self._incoming, *self._outgoing)})
+                raise kind(f"exchange with ranks {peers}: {_first_line(error)}") from error
+        self._works = []
+
+    def close(self) -> None:
+        self.wait()
+
+
+def process_group(group: Any) -> Any:
+    """The ProcessGroup meant by a group, a one-dimensional DeviceMesh, or None.
+
+    Raises GroupError where torch.distributed is not initialised, or this rank is not in the group.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise GroupError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
+    if group is None:
+        group = dist.distributed_c10d._get_default_group()
+        launched = int(os.environ.get("WORLD_SIZE") or 1)
+        if group.size() == 1 and launched > 1:
+            raise GroupError(
+                f"the launcher started {launched} ranks, but this process's default group has 1: "
+                "call init_process_group with the launcher's RANK and WORLD_SIZE"
+            )
+    if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise GroupError(f"a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names} holds several groups; pass mesh[name]")
+        group = group.get_group()
+    if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise GroupError(f"global rank {dist.get_rank()} is not in this group")
+    if not isinstance(group, dist.ProcessGroup):
+        raise GroupError(f"got a {type(group).__name__}; expected a torch.distributed.ProcessGroup, a DeviceMesh or None")
+    if group.rank() < 0:
+        raise GroupError(f"global rank {dist.get_rank()} is not in group {group.group_name!r}")
+    return group
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

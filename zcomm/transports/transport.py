@@ -1,0 +1,73 @@
+"""The protocol of a transport: how bytes travel between the ranks of one group.
+
+A transport moves bytes between pairs of ranks and knows nothing of what they mean. Everything else, hops, order of
+sums, hierarchy, is made of `Exchange`s by collectives/. To add one: implement these two classes (CONTRIBUTING.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+TAGS_PER_COMMUNICATOR = 1 << 20
+
+
+class Parcel(NamedTuple):
+    """Bytes for, or from, one peer."""
+
+    peer: int  # rank in the transport's group
+    payload: Any  # a slice of what `Transport.empty` returned
+
+
+class Exchange(Protocol):
+    """One step of communication: some parcels out, some in. Opened, started and waited for once each, then closed."""
+
+    def start(self) -> None:
+        """Send: the outgoing parcels hold their bytes now."""
+        ...
+
+    def wait(self) -> None:
+        """Return when every incoming parcel is filled. Raises TransportError, or PeerTimeout, naming the peer."""
+        ...
+
+    def close(self) -> None:
+        """Return when the outgoing parcels may be overwritten."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """The ranks of one group and the bytes between them."""
+
+    name: str
+    rank: int
+    size: int
+    device: str  # where parcels live: "cpu", "cuda:0"
+    group_name: str  # for errors
+    wire_bytes_sent: int  # payload bytes handed over so far, to check stats() against
+
+    def empty(self, nbytes: int) -> Any:
+        """Memory for parcels, uint8, sliceable as memory[start:stop]."""
+        ...
+
+    def address(self, memory: Any) -> int:
+        """Where memory starts."""
+        ...
+
+    def new_tags(self) -> int:
+        """First of TAGS_PER_COMMUNICATOR tags that no other communicator over this group uses; alike on all ranks."""
+        ...
+
+    def open(
+        self,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,  # of this step: equal on all ranks that take part, unlike that of any other step under way
+        timeout_s: float | None,  # None: the transport's own
+    ) -> Exchange:
+        """Prepare an exchange. May post the receives at once, so that later sends never wait for them."""
+        ...
+
+    def close(self) -> None:
+        """Free what the transport made itself; the user's group or communicator stays as it is."""
+        ...

@@ -1,0 +1,123 @@
+"""A collective under way, and the thread that carries collectives out one after another.
+
+`Work` is torch-like: `wait`, `is_completed`, `exception`. It holds the arrays it reads and writes until it is done, so
+it may be dropped without waiting. Works of one communicator are done in the order they were called, on every rank.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+
+from zcomm.errors import PeerTimeout
+
+
+class Work:
+    """A call that may still be running. Safe to wait for from any thread, any number of times, in any order."""
+
+    __slots__ = ("_call", "_callbacks", "_done", "_error", "_lock")
+
+    def __init__(
+        self,
+        call: Callable[[], None] | None,  # what is left to do; None if it is done already
+    ) -> None:
+        self._call = call
+        self._error: BaseException | None = None
+        self._done = call is None
+        self._callbacks: list[Callable[[Work], None]] = []
+        self._lock = threading.Condition(threading.Lock())
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the result is there; raise what the call raised. True, as torch's wait returns.
+
+        Raises PeerTimeout if timeout_s passes first; the call goes on and may be waited for again.
+        """
+        if not self._done:
+            with self._lock:
+                if not self._lock.wait_for(lambda: self._done, timeout_s):
+                    raise PeerTimeout(f"the collective was not complete after {timeout_s} s; wait again, or give it longer")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether wait would return or raise at once."""
+        return self._done
+
+    def exception(self) -> BaseException | None:
+        """What the call raised, once it is complete."""
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call callback(self) when complete, at once if it is; on the thread that completes it. Must not block."""
+        with self._lock:
+            if not self._done:
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def run(self) -> None:
+        """Do what is left, on this thread. For the Worker; errors are kept for wait."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        try:
+            call()
+        except BaseException as error:
+            self._error = error
+        del call  # lets go of the arrays
+        with self._lock:
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, []
+            self._lock.notify_all()
+        for callback in callbacks:
+            callback(self)
+
+
+class Worker:
+    """Runs works in order on one daemon thread, which starts with the first and ends when it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: collections.deque[Work] = collections.deque()
+        self._wake = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closed = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is queued or running."""
+        return not self._busy
+
+    def submit(self, work: Work) -> None:
+        """Queue a work behind those submitted before."""
+        with self._wake:
+            self._queue.append(work)
+            self._busy = True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                if not self._queue:
+                    self._busy = False
+                    self._wake.wait_for(lambda: self._queue or self._closed)
+                    if not self._queue:
+                        return
+                work = self._queue.popleft()
+            work.run()
+            del work
