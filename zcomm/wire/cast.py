@@ -28,7 +28,7 @@ class Cast:
     element: str
 
     def __post_init__(self) -> None:
-        if self.element not in _SPELLINGS:
+        if self.element not in tuple(_SPELLINGS):
             raise CodecError(
                 f"a cast goes to {' or '.join(_SPELLINGS)}, got {self.element!r}; use one of these"
             )

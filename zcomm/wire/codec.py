@@ -29,6 +29,10 @@ class Codec(Protocol):
         """The shortest spelling that `registry.codec` parses back to an equal value."""
         ...
 
+    def __hash__(self) -> int:
+        """Codecs are keys: equal codecs hash alike."""
+        ...
+
     def for_dtype(self, dtype: DType) -> Codec:
         """The codec that carries elements of this dtype: itself; for raw, the raw of that dtype."""
         ...

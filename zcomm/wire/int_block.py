@@ -11,6 +11,7 @@ names in cuda/int_block.cuh.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -231,7 +232,7 @@ def parse(
     bits = int(head.removeprefix("int"))
     if not options:
         return IntBlock(bits, default_block(bits))
-    if len(options) > 1 or not (options[0].isascii() and options[0].isdigit()) or options[0][0] == "0":
+    if len(options) > 1 or re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", options[0]) is None:
         raise CodecError(
             f"{head} takes one option, its block in elements, got {':'.join(options)!r}; "
             f"write {head}:{default_block(bits)}"

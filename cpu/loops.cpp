@@ -1,0 +1,312 @@
+// The four verbs of an engine on the CPU, over the scalar rules in cuda/. Compiled once per instruction set:
+//   g++ -std=c++17 -O3 -ffp-contract=off -fno-trapping-math -fno-math-errno -march=x86-64-v3 -DZC_BUILD=v3 -c loops.cpp
+//
+// The definition is zcomm/engines/reference.py: every operation is one fp32 operation (raw:float64: one fp64), rounded
+// by itself, in the order of the chunks. Sums are kept in registers or in a tile of the first-level cache, and every
+// chunk is read once. Nothing here may come from the C++ library: a function shared between builds could be taken from
+// the widest one by the linker.
+#include "native.h"
+
+#include "../cuda/int_block.cuh"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#ifndef ZC_BUILD
+#define ZC_BUILD portable
+#endif
+#define ZC_JOIN_(a, b) a##b
+#define ZC_JOIN(a, b) ZC_JOIN_(a, b)
+
+namespace ZC_JOIN(zc_, ZC_BUILD) {
+namespace {
+
+#include "elements.h"
+#include "int_block.h"
+#ifdef __AVX2__
+#include "int_block_simd.h"
+#endif
+
+// The thread's floating-point modes, set to IEEE defaults (round to nearest, subnormals kept) and put back at the end.
+class FloatModes {
+#if defined(__x86_64__)
+  unsigned saved_ = _mm_getcsr();
+  static constexpr unsigned FLAGS = 0x3f, DEFAULT = 0x1f80;
+
+ public:
+  FloatModes() {
+    if ((saved_ & ~FLAGS) != DEFAULT) _mm_setcsr(DEFAULT);
+  }
+  ~FloatModes() {
+    if ((saved_ & ~FLAGS) != DEFAULT) _mm_setcsr(saved_);
+  }
+#elif defined(__aarch64__)
+  unsigned long saved_ = get();
+  static unsigned long get() {
+    unsigned long modes;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(modes));
+    return modes;
+  }
+  static void set(unsigned long modes) { __asm__ volatile("msr fpcr, %0" : : "r"(modes)); }
+
+ public:
+  FloatModes() {
+    if (saved_ != 0) set(0);
+  }
+  ~FloatModes() {
+    if (saved_ != 0) set(saved_);
+  }
+#else
+ public:
+  FloatModes() {}
+#endif
+};
+
+ZC_FN void zero(zc_u8 *wire, zc_i64 from, zc_i64 to) { __builtin_memset(wire + from, 0, (size_t)(to - from)); }
+
+// ---- encode
+
+// Encodes the blocks that begin with element `start` of a chunk, from count elements at x.
+template <class E>
+static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start, const zc_u8 *x, zc_i64 count,
+                          zc_u8 *wire) {
+  u16_at *scales = (u16_at *)wire;
+  zc_i64 b = start / at.block;
+  const zc_i64 end = b + (count + at.block - 1) / at.block;
+#ifdef __AVX2__
+  if (is_usual(codec)) {
+    const zc_i64 whole = count / at.block;
+    if (codec.bits == 8)
+      encode_whole<8, E>(x, whole, at.block, scales + b, wire + at.codes_at(b));
+    else
+      encode_whole<4, E>(x, whole, at.block, scales + b, wire + at.codes_at(b));
+    b += whole;
+    x += whole * at.block * E::size;
+  }
+#endif
+  for (; b < end; ++b, x += at.block * E::size)
+    encode_block<E>(x, at.present(b), at.stored(b), codec.bits, scales + b, wire + at.codes_at(b));
+}
+
+// Zeroes the padding behind the scales and behind the codes.
+static void pad_blocks(const Layout &at, zc_u8 *wire) {
+  const zc_i64 codes_nbytes = zc_codes_nbytes(at.n, at.bits);
+  zero(wire, 2 * ((at.n + at.block - 1) / at.block), at.codes_offset);
+  zero(wire, at.codes_offset + codes_nbytes, at.codes_offset + zc_padded(codes_nbytes));
+}
+
+template <class E>
+static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, zc_u8 *wire) {
+  if (codec.kind == ZC_INT_BLOCK) {
+    const Layout at = Layout::of(codec, n);
+    encode_blocks<E>(codec, at, 0, source, n, wire);
+    pad_blocks(at, wire);
+    return;
+  }
+  with_element(codec.element, [&](auto element) {
+    typedef decltype(element) W;
+    if (codec.kind == ZC_RAW && W::dtype == E::dtype)
+      __builtin_memcpy(wire, source, (size_t)(n * W::size));
+    else
+      convert<E, W>(source, n, wire);
+    zero(wire, n * W::size, zc_padded(n * W::size));
+  });
+}
+
+// ---- sums
+
+struct Sum {
+  const zc_codec &codec;
+  const zc_u8 *const *wires;
+  zc_i64 k, n;
+  double factor, divisor;
+};
+
+// Sums of elements start..start + count of raw and cast chunks.
+template <class W>
+static void sum_carried(const Sum &sum, zc_i64 start, zc_i64 count, float_at *__restrict sums) {
+  typedef typename W::Stored Stored;
+  zc_i64 i = 0;
+#ifdef __AVX2__
+  for (; i + 32 <= count; i += 32) {
+    const auto term = [&](zc_i64 w, int j) { return load8<W>(sum.wires[w] + (start + i + 8 * j) * W::size); };
+    __m256 x[4];
+    for (int j = 0; j < 4; ++j) x[j] = term(0, j);
+    for (zc_i64 w = 1; w < sum.k; ++w)
+      for (int j = 0; j < 4; ++j) x[j] = _mm256_add_ps(x[j], term(w, j));
+    for (int j = 0; j < 4; ++j) _mm256_storeu_ps((float *)(sums + i + 8 * j), x[j]);
+  }
+#endif
+  for (zc_i64 w = 0; w < sum.k; ++w) {
+    const Stored *x = (const Stored *)sum.wires[w] + start;
+    if (w == 0)
+      for (zc_i64 j = i; j < count; ++j) sums[j] = W::widen(x[j]);
+    else
+      for (zc_i64 j = i; j < count; ++j) sums[j] = zc_add(sums[j], W::widen(x[j]));
+  }
+}
+
+// Sums of elements start..start + count of int_block chunks.
+static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
+  const Layout at = Layout::of(sum.codec, sum.n);
+  for (zc_i64 end = start + count; start < end;) {
+    const zc_i64 b = start / at.block, lo = start - b * at.block;
+    const zc_i64 hi = end - b * at.block < at.block ? end - b * at.block : at.block;
+#ifdef __AVX2__
+    if (is_usual(sum.codec) && lo == 0 && hi == at.block) {
+      if (sum.codec.bits == 8)
+        sum_whole<8>(at, sum.wires, sum.k, b, sums);
+      else
+        sum_whole<4>(at, sum.wires, sum.k, b, sums);
+    } else
+#endif
+      sum_block(at, sum.wires, sum.k, b, lo, hi, sums);
+    sums += hi - lo;
+    start += hi - lo;
+  }
+}
+
+// Finished fp64 sums of raw:float64 chunks.
+static void sum_float64(const Sum &sum, zc_i64 start, zc_i64 count, double_at *__restrict sums) {
+  for (zc_i64 w = 0; w < sum.k; ++w) {
+    const double_at *x = (const double_at *)sum.wires[w] + start;
+    if (w == 0)
+      for (zc_i64 i = 0; i < count; ++i) sums[i] = x[i];
+    else
+      for (zc_i64 i = 0; i < count; ++i) sums[i] += x[i];
+  }
+  if (sum.factor != 1.0)
+    for (zc_i64 i = 0; i < count; ++i) sums[i] *= sum.factor;
+  if (sum.divisor != 1.0)
+    for (zc_i64 i = 0; i < count; ++i) sums[i] /= sum.divisor;
+}
+
+// Finished fp32 sums of elements start..start + count, count <= TILE for raw:float64.
+static void sum_elements(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
+  if (sum.codec.kind == ZC_INT_BLOCK) {
+    sum_blocks(sum, start, count, sums);
+  } else if (sum.codec.element == ZC_FLOAT64) {
+    double tile[TILE];
+    sum_float64(sum, start, count, tile);
+    convert<Float64, Float32>((const zc_u8 *)tile, count, (zc_u8 *)sums);
+    return;
+  } else {
+    with_element(sum.codec.element, [&](auto element) { sum_carried<decltype(element)>(sum, start, count, sums); });
+  }
+  const float factor = (float)sum.factor, divisor = (float)sum.divisor;
+  if (sum.factor != 1.0)
+    for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_mul(sums[i], factor);
+  if (sum.divisor != 1.0)
+    for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_div(sums[i], divisor);
+}
+
+ZC_FN bool sums_in_float64(const zc_codec &codec) { return codec.kind == ZC_RAW && codec.element == ZC_FLOAT64; }
+
+// Elements to sum at a time: whole blocks, if a tile can hold one.
+ZC_FN zc_i64 tile_of(const zc_codec &codec) {
+  return codec.kind == ZC_INT_BLOCK && codec.block < TILE ? TILE / codec.block * codec.block : TILE;
+}
+
+template <class E>
+static void reduce(const Sum &sum, zc_u8 *target) {
+  const zc_i64 tile = tile_of(sum.codec);
+  for (zc_i64 start = 0; start < sum.n; start += tile) {
+    const zc_i64 count = sum.n - start < tile ? sum.n - start : tile;
+    zc_u8 *out = target + start * E::size;
+    if constexpr (E::dtype == ZC_FLOAT32) {
+      sum_elements(sum, start, count, (float_at *)out);
+    } else {
+      if (E::dtype == ZC_FLOAT64 && sums_in_float64(sum.codec)) {
+        sum_float64(sum, start, count, (double_at *)out);
+        continue;
+      }
+      alignas(64) float sums[TILE];
+      sum_elements(sum, start, count, sums);
+      convert<Float32, E>((const zc_u8 *)sums, count, out);
+    }
+  }
+}
+
+// Re-encodes into raw and cast chunks.
+template <class W>
+static void reduce_carried(const Sum &sum, zc_u8 *wire) {
+  reduce<W>(sum, wire);
+  zero(wire, sum.n * W::size, zc_padded(sum.n * W::size));
+}
+
+// Re-encodes into blocks of at most SUMS elements, as many at a time as SUMS elements hold.
+template <zc_i64 SUMS>
+static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_codec &codec_out, zc_u8 *wire) {
+  alignas(64) float sums[SUMS];
+  const Layout at = Layout::of(codec_out, sum.n);
+  const zc_i64 step = SUMS / at.block * at.block, tile = tile_of(sum.codec);
+  for (zc_i64 start = 0; start < sum.n; start += step) {
+    const zc_i64 count = sum.n - start < step ? sum.n - start : step;
+    for (zc_i64 lo = 0; lo < count;) {  // pieces that end where the chunks' own tiles end
+      const zc_i64 to_end = tile - (start + lo) % tile, piece = count - lo < to_end ? count - lo : to_end;
+      sum_elements(sum, start + lo, piece, sums + lo);
+      lo += piece;
+    }
+    encode_blocks<Float32>(codec_out, at, start, (const zc_u8 *)sums, count, wire);
+  }
+  pad_blocks(at, wire);
+}
+
+}  // namespace
+}  // namespace
+
+// ---- the C ABI. Work is done in functions of its own, so that no operation moves ahead of the modes it needs.
+
+#define ZC_NAME(verb) ZC_JOIN(verb, ZC_JOIN(_, ZC_BUILD))
+#define ZC_SEPARATE [[gnu::noinline]]
+
+namespace ZC_JOIN(zc_, ZC_BUILD) {
+namespace {
+
+ZC_SEPARATE void encode_any(const zc_codec &codec, const zc_u8 *source, zc_i64 n, zc_i32 dtype, zc_u8 *wire) {
+  with_element(dtype, [&](auto element) { encode<decltype(element)>(codec, source, n, wire); });
+}
+
+ZC_SEPARATE void reduce_any(const Sum &sum, zc_u8 *target, zc_i32 dtype) {
+  with_element(dtype, [&](auto element) { reduce<decltype(element)>(sum, target); });
+}
+
+ZC_SEPARATE void reduce_encode_any(const Sum &sum, const zc_codec &codec_out, zc_u8 *wire) {
+  if (codec_out.kind != ZC_INT_BLOCK)
+    with_element(codec_out.element, [&](auto element) { reduce_carried<decltype(element)>(sum, wire); });
+  else if (codec_out.block <= 4 * TILE)
+    reduce_blocks<4 * TILE>(sum, codec_out, wire);
+  else
+    reduce_blocks<64 * TILE>(sum, codec_out, wire);
+}
+
+}  // namespace
+
+ZC_EXPORT void ZC_NAME(zc_encode)(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire) {
+  const FloatModes modes;
+  encode_any(*codec, (const zc_u8 *)source, n, dtype, (zc_u8 *)wire);
+}
+
+ZC_EXPORT void ZC_NAME(zc_decode)(const zc_codec *codec, const void *wire, int64_t n, void *target, int32_t dtype) {
+  const FloatModes modes;
+  const zc_u8 *chunk = (const zc_u8 *)wire;
+  if (codec->kind == ZC_RAW && codec->element == dtype)
+    with_element(dtype, [&](auto element) { __builtin_memcpy(target, wire, (size_t)(n * decltype(element)::size)); });
+  else
+    reduce_any({*codec, &chunk, 1, n, 1.0, 1.0}, (zc_u8 *)target, dtype);
+}
+
+ZC_EXPORT void ZC_NAME(zc_reduce)(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n, double factor,
+                                  double divisor, void *target, int32_t dtype) {
+  const FloatModes modes;
+  reduce_any({*codec, (const zc_u8 *const *)wires, k, n, factor, divisor}, (zc_u8 *)target, dtype);
+}
+
+ZC_EXPORT void ZC_NAME(zc_reduce_encode)(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,
+                                         double factor, double divisor, const zc_codec *codec_out, void *wire_out) {
+  const FloatModes modes;
+  reduce_encode_any({*codec, (const zc_u8 *const *)wires, k, n, factor, divisor}, *codec_out, (zc_u8 *)wire_out);
+}
+
+}  // namespace

@@ -1,0 +1,42 @@
+// The C ABI of _native.so, called through ctypes by zcomm/engines/native.py: four verbs, once per build of cpu/loops.cpp.
+//
+// Names end in the build's name: zc_encode_portable, zc_encode_v3, ... Pointers may have any alignment and counts any
+// size; nothing outside the named bytes is read or written. Chunks that are written overlap nothing that is read.
+// A call computes on its thread, needs no state and holds no lock. Floating-point modes are set and restored inside.
+#ifndef ZCOMM_NATIVE_H
+#define ZCOMM_NATIVE_H
+
+#include <cstdint>
+
+#define ZC_ABI 1  // counted up when anything below changes; zcomm/engines/native.py refuses another number
+#define ZC_EXPORT extern "C" __attribute__((visibility("default")))
+
+enum zc_dtype : int32_t { ZC_FLOAT32, ZC_BFLOAT16, ZC_FLOAT16, ZC_FLOAT64 };  // zcomm/buffers.py, DType
+enum zc_kind : int32_t { ZC_RAW, ZC_CAST, ZC_INT_BLOCK };
+
+struct zc_codec {
+  int32_t kind;     // zc_kind
+  int32_t element;  // raw, cast: the zc_dtype on the wire
+  int32_t bits;     // int_block
+  int32_t block;    // int_block
+};
+
+#define ZC_DECLARE(build)                                                                                              \
+  ZC_EXPORT void zc_encode_##build(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire);   \
+  ZC_EXPORT void zc_decode_##build(const zc_codec *codec, const void *wire, int64_t n, void *target, int32_t dtype);   \
+  ZC_EXPORT void zc_reduce_##build(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,              \
+                                   double factor, double divisor, void *target, int32_t dtype);                        \
+  ZC_EXPORT void zc_reduce_encode_##build(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,       \
+                                          double factor, double divisor, const zc_codec *codec_out, void *wire_out);
+
+ZC_DECLARE(portable)
+#ifdef ZC_X86
+ZC_DECLARE(v3)
+ZC_DECLARE(v4)
+#endif
+
+ZC_EXPORT int32_t zc_abi(void);
+ZC_EXPORT const char *zc_isa(void);     // the build this machine runs best: "portable", "v3" or "v4"
+ZC_EXPORT const char *zc_builds(void);  // every build this machine can run, best first, separated by commas
+
+#endif
