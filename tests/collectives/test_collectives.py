@@ -1,0 +1,306 @@
+"""Every collective, flat and in two hops, returns what the codecs' numpy definitions say, on every rank, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+import pytest
+
+import zcomm
+from zcomm import Communicator, Plan, Topology, local
+from zcomm.buffers import DType
+
+FLAT = {f"{size} flat": (Topology(nodes=1, ranks_per_node=size), False) for size in (2, 3, 4)}
+TWO_HOPS = {
+    "2x2": (Topology(nodes=2, ranks_per_node=2), True),
+    "2x2 round robin": (Topology(node_of_rank=(0, 1, 0, 1)), True),
+    "3x2": (Topology(nodes=3, ranks_per_node=2), True),
+    "2x4": (Topology(nodes=2, ranks_per_node=4), True),
+    "2+1": (Topology(node_of_rank=(0, 0, 1)), True),
+    "1+3": (Topology(node_of_rank=(0, 1, 1, 1)), True),
+    "3+1+2": (Topology(node_of_rank=(0, 1, 0, 2, 0, 2)), True),
+    "4x1": (Topology(nodes=4, ranks_per_node=1), True),
+    "1x4": (Topology(nodes=1, ranks_per_node=4), True),
+}
+PLACEMENTS = {**FLAT, **TWO_HOPS}
+CODECS = ["raw", "bf16", "fp16", "int8", "int4", "int3:64", "int6"]
+SIZES = [0, 1, 3, 7, 127, 129, 2305, 70_001]
+
+
+@pytest.fixture(params=PLACEMENTS, scope="module")
+def placement(request: pytest.FixtureRequest) -> tuple[Topology, bool]:
+    return PLACEMENTS[request.param]
+
+
+def run(placement: tuple[Topology, bool], program, **settings):
+    """The program's results on every rank of the placement, called with a communicator."""
+    topology, two_hops = placement
+    plan = Plan(hierarchical=two_hops, **settings)
+
+    def main(transport):
+        with Communicator(transport, plan, topology) as comm:
+            return program(comm)
+
+    return local.run(topology.size, main)
+
+
+def resolved(name: str, dtype: np.dtype):
+    return zcomm.codec(name).for_dtype(DType[dtype.name.upper()])
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("n_elems", SIZES)
+def test_all_reduce_is_the_definition_on_every_rank(placement, name, n_elems):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, n_elems, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x, "avg", name)
+        return x
+
+    results = run(placement, program)
+
+    codec = zcomm.codec(name)
+    expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "AVG")
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("n_elems", SIZES)
+def test_reduce_scatter_is_the_definition(placement, name, n_elems):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, n_elems * topology.size, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        out = np.full(n_elems, np.nan, np.float32)
+        before = inputs[comm.rank].copy()
+        comm.reduce_scatter_single(out, inputs[comm.rank], zcomm.premul_sum(0.375), name)
+        assert before.tobytes() == inputs[comm.rank].tobytes()
+        return out
+
+    results = run(placement, program)
+
+    codec = zcomm.codec(name)
+    expected = oracle.reduce_scatter(codec, codec, inputs, topology if two_hops else None, "PREMUL_SUM", 0.375)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("n_elems", SIZES)
+def test_all_gather_is_the_definition_on_every_rank(placement, name, n_elems):
+    topology, _ = placement
+    inputs = [oracle.values(rank, n_elems, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        out = np.full(n_elems * comm.size, np.nan, np.float32)
+        comm.all_gather_single(out, inputs[comm.rank], name)
+        return out
+
+    results = run(placement, program)
+
+    expected = oracle.all_gather(zcomm.codec(name), inputs)
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("dtype", list(DType), ids=lambda dtype: dtype.spelling)
+@pytest.mark.parametrize("name", ["raw", "bf16", "int8", "int4"])
+def test_every_dtype_comes_back_as_itself(placement, dtype, name):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, 1031, dtype.numpy) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x, "sum", name)
+        return x
+
+    results = run(placement, program)
+
+    if (name, dtype) == ("raw", DType.FLOAT64):  # summed in float64; compared with the plain sum
+        assert np.allclose(results[0], sum(inputs), rtol=1e-15, atol=1e-15)
+        assert all(result.tobytes() == results[0].tobytes() for result in results)
+        return
+    codec = resolved(name, dtype.numpy)
+    expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "SUM")
+    for result in results:
+        assert result.dtype == dtype.numpy
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("chunk_elems", [1, 1000, 5000, 1 << 30])
+def test_chunking_never_changes_a_result(placement, chunk_elems):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, 20_011, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x, "sum")
+        gathered = np.empty(comm.size * 5003, np.float32)
+        comm.all_gather_single(gathered, inputs[comm.rank][:5003])
+        return x, gathered
+
+    results = run(placement, program, codec="int4", chunk_elems=chunk_elems)
+
+    codec = zcomm.codec("int4")
+    expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "SUM")
+    gathered = oracle.all_gather(codec, [x[:5003] for x in inputs])
+    for x, everything in results:
+        assert x.tobytes() == expected.tobytes()
+        assert everything.tobytes() == gathered.tobytes()
+
+
+def test_another_codec_inside_the_node(placement):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, 3001, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x, "avg")
+        return x
+
+    results = run(placement, program, codec="int4", intra_codec="int8:512")
+
+    outer, inner = zcomm.codec("int4"), zcomm.codec("int8:512")
+    expected = oracle.all_reduce(outer, inner if two_hops else outer, inputs, topology if two_hops else None, "AVG")
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+def test_flat_and_two_hops_agree_under_raw_where_sums_are_exact():
+    whole = [np.arange(997, dtype=np.float32) * (rank + 1) for rank in range(6)]
+
+    def program(comm):
+        x = whole[comm.rank].copy()
+        comm.all_reduce(x, "avg", "raw")
+        return x
+
+    flat = run((Topology(nodes=3, ranks_per_node=2), False), program)
+    two_hops = run((Topology(nodes=3, ranks_per_node=2), True), program)
+
+    expected = (np.arange(997, dtype=np.float32) * 21) / np.float32(6)
+    for result in [*flat, *two_hops]:
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", zcomm.premul_sum(0.5)])
+def test_one_rank_gets_its_own_values_back(op):
+    x = oracle.values(0, 333, np.dtype(np.float32))
+    factor = np.float32(0.5) if op == zcomm.premul_sum(0.5) else np.float32(1)
+
+    def program(transport):
+        comm = Communicator(transport, "int4")
+        reduced, scattered, gathered = x.copy(), np.empty_like(x), np.empty_like(x)
+        comm.all_reduce(reduced, op)
+        comm.reduce_scatter_single(scattered, x, op)
+        comm.all_gather_single(gathered, x)
+        assert transport.wire_bytes_sent == 0
+        return reduced, scattered, gathered
+
+    ((reduced, scattered, gathered),) = local.run(1, program)
+
+    assert reduced.tobytes() == scattered.tobytes() == (x * factor).tobytes()
+    assert gathered.tobytes() == x.tobytes()
+
+
+def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
+    topology, two_hops = placement
+    rounds = 12
+    inputs = [[oracle.values(100 * i + rank, 500 + 37 * i, np.dtype(np.float32)) for i in range(rounds)] for rank in range(topology.size)]
+
+    def program(comm):
+        xs = [x.copy() for x in inputs[comm.rank]]
+        works = [comm.all_reduce(x, "sum", "int8", async_op=True) for x in xs]
+        synchronous = inputs[comm.rank][0].copy()
+        comm.all_reduce(synchronous, "sum", "int8")  # behind the others, in order
+        for work in reversed(works):
+            assert work.wait() is True
+            assert work.is_completed()
+        assert synchronous.tobytes() == xs[0].tobytes()
+        return xs
+
+    results = run(placement, program)
+
+    codec = zcomm.codec("int8")
+    for i in range(rounds):
+        everyones = [inputs[rank][i] for rank in range(topology.size)]
+        expected = oracle.all_reduce(codec, codec, everyones, topology if two_hops else None, "SUM")
+        for xs in results:
+            assert xs[i].tobytes() == expected.tobytes()
+
+
+def test_a_dropped_work_still_finishes():
+    def program(comm):
+        x = np.arange(1000, dtype=np.float32) * (comm.rank + 1)
+        for _ in range(20):
+            comm.all_reduce(x.copy(), "sum", "int8", async_op=True)
+        y = x.copy()
+        comm.all_reduce(y, "sum", "raw")
+        return y
+
+    results = run((Topology(nodes=2, ranks_per_node=2), True), program)
+
+    for result in results:
+        assert result.tobytes() == (np.arange(1000, dtype=np.float32) * 10).tobytes()
+
+
+def test_strided_arrays_and_any_number_of_dimensions():
+    base = [oracle.values(rank, 4 * 6 * 10, np.dtype(np.float32)).reshape(4, 6, 10) for rank in range(2)]
+
+    def program(comm):
+        views = {}
+        for name, pick in {
+            "transposed": lambda x: x.T,
+            "every second": lambda x: x[::2, :, 1::3],
+            "backwards": lambda x: x[:, ::-1, :],
+            "0-d": lambda x: x[1, 2, 3, ...],
+            "5-d": lambda x: x.reshape(2, 2, 3, 2, 10),
+        }.items():
+            whole = base[comm.rank].copy()
+            view = pick(whole)
+            outside = whole.copy()
+            comm.all_reduce(view, "sum", "raw")
+            pick(outside)[...] = pick(whole)
+            assert outside.tobytes() == whole.tobytes()  # nothing outside the view was touched
+            views[name] = (view.copy(), pick(base[0] + base[1]))
+        return views
+
+    for views in run((Topology(nodes=1, ranks_per_node=2), False), program):
+        for got, wanted in views.values():
+            assert got.shape == wanted.shape
+            assert np.array_equal(got, wanted)
+
+
+def test_one_nan_or_inf_reaches_every_rank_and_only_its_block():
+    for poison in (np.nan, np.inf, -np.inf):
+        for culprit in range(4):
+
+            def program(comm, poison=poison, culprit=culprit):
+                x = np.ones(1024, np.float32) * np.arange(1, 1025)
+                if comm.rank == culprit:
+                    x[300] = poison
+                comm.all_reduce(x, "avg", "int8")
+                return x
+
+            for placement in ((Topology(nodes=2, ranks_per_node=2), True), (Topology(nodes=1, ranks_per_node=4), False)):
+                for result in run(placement, program):
+                    assert np.isnan(result[256:512]).all()
+                    assert np.isfinite(result[:256]).all()
+                    assert np.isfinite(result[512:]).all()
+
+
+def test_sixty_thousand_in_fp16_averages_to_itself():
+    for name in ("raw", "fp16", "bf16", "int8"):
+        for placement in ((Topology(nodes=2, ranks_per_node=2), True), (Topology(nodes=1, ranks_per_node=4), False)):
+
+            def program(comm, name=name):
+                x = np.full(100, 60_000, np.float16)
+                x[comm.rank] = -60_000
+                comm.all_reduce(x, "avg", name)
+                return x
+
+            for result in run(placement, program):
+                assert np.allclose(result[4:].astype(np.float32), 60_000, rtol=0.01)
+                assert np.allclose(result[:4].astype(np.float32), 30_000, rtol=0.02)
