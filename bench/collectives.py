@@ -29,9 +29,13 @@ FORMS = ("gloo fp32", "gloo bf16", *ZCOMM_FORMS)
 
 def main() -> None:
     """Drive the cluster once per link, or be one of its ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--links", default="100mbit,1gbit,none", help="rates as zcomm cluster takes them")
-    parser.add_argument("--nbytes", type=int, default=16 << 20, help="bytes of the whole float32 tensor (default 16 MiB)")
+    parser.add_argument(
+        "--nbytes", type=int, default=16 << 20, help="bytes of the whole float32 tensor (default 16 MiB)"
+    )
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--forms", default=",".join(FORMS))
     parser.add_argument("--calls", type=int, default=7, help="timed calls per row (default 7)")
@@ -60,7 +64,13 @@ def drive(args: argparse.Namespace) -> None:
         spec = cluster.ClusterSpec(args.nodes, args.ranks_per_node, Link.parse(link))
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "rows.json"
-            command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--rank-output", str(output)]
+            command = [
+                sys.executable,
+                str(Path(__file__).resolve()),
+                *sys.argv[1:],
+                "--rank-output",
+                str(output),
+            ]
             result = cluster.run(command, spec)
             if result.exit_status:
                 sys.exit(result.exit_status)
@@ -68,14 +78,37 @@ def drive(args: argparse.Namespace) -> None:
             for row in json.loads(output.read_text()):
                 wire_ms = row["node_tx_bytes"] * 8 / rate * 1e3 if rate and rate != float("inf") else None
                 rows.append({"link": link, **row, "wire_alone_ms": wire_ms})
-    table = Table(title=f"{args.nbytes / 2**20:g} MiB float32, {args.nodes} nodes x {args.ranks_per_node} ranks, median of {args.calls}")
-    for column in ("link", "collective", "form", "ms", "wire alone ms", "MiB out of node 0", "max error", "x gloo bf16", "x two hops bf16"):
+    table = Table(
+        title=f"{args.nbytes / 2**20:g} MiB float32, {args.nodes} nodes x {args.ranks_per_node} ranks, median of {args.calls}"
+    )
+    for column in (
+        "link",
+        "collective",
+        "form",
+        "ms",
+        "wire alone ms",
+        "MiB out of node 0",
+        "max error",
+        "x gloo bf16",
+        "x two hops bf16",
+    ):
         table.add_column(column, justify="left" if column in ("link", "collective", "form") else "right")
     for row in rows:
-        same = {other["form"]: other["time_ms"] for other in rows if (other["link"], other["collective"]) == (row["link"], row["collective"])}
+        same = {
+            other["form"]: other["time_ms"]
+            for other in rows
+            if (other["link"], other["collective"]) == (row["link"], row["collective"])
+        }
         for name in ("gloo bf16", "two hops bf16"):
-            row[f"speedup_over_{name.replace(' ', '_')}"] = same[name] / row["time_ms"] if name in same else None
-        cells = [f"{row['time_ms']:.1f}", _text(row["wire_alone_ms"], ".1f"), f"{row['node_tx_bytes'] / 2**20:.2f}", f"{row['max_error']:.1e}"]
+            row[f"speedup_over_{name.replace(' ', '_')}"] = (
+                same[name] / row["time_ms"] if name in same else None
+            )
+        cells = [
+            f"{row['time_ms']:.1f}",
+            _text(row["wire_alone_ms"], ".1f"),
+            f"{row['node_tx_bytes'] / 2**20:.2f}",
+            f"{row['max_error']:.1e}",
+        ]
         cells += [_text(row[f"speedup_over_{name}"], ".2f") for name in ("gloo_bf16", "two_hops_bf16")]
         table.add_row(row["link"], row["collective"], row["form"], *cells)
     Console(width=150).print(table)
@@ -108,7 +141,8 @@ def run_rank(args: argparse.Namespace) -> None:
     part = n_elems // size
     full = torch.randn(n_elems, generator=torch.Generator().manual_seed(rank))
     communicators = {
-        hops: zcomm.Communicator(plan=zcomm.Plan(hierarchical=hops == "two hops")) for hops in ("flat", "two hops")
+        hops: zcomm.Communicator(plan=zcomm.Plan(hierarchical=hops == "two hops"))
+        for hops in ("flat", "two hops")
     }
     total = full.double()
     dist.all_reduce(total)
@@ -177,7 +211,11 @@ def _call(
         comm = communicators[hops]
         calls = {
             "all_reduce": (lambda: comm.all_reduce(x, "sum", codec), lambda: x.copy_(data), lambda: x),
-            "all_gather": (lambda: comm.all_gather_single(gathered, own, codec), lambda: None, lambda: gathered),
+            "all_gather": (
+                lambda: comm.all_gather_single(gathered, own, codec),
+                lambda: None,
+                lambda: gathered,
+            ),
             "reduce_scatter": (
                 lambda: comm.reduce_scatter_single(scattered, data, "sum", codec),
                 lambda: None,
@@ -193,7 +231,10 @@ def _text(value: float | None, form: str) -> str:
 
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
 
 
 if __name__ == "__main__":

@@ -110,7 +110,9 @@ def copy_back(result: Any, array: Any) -> None:
 def copy_memory(source: Span, target: Span) -> None:
     """Copy source's elements to target, which has as many of the same dtype."""
     if source.device != "cpu":
-        raise BufferError(f"copying within {source.device} needs the cuda engine, which this version does not have")
+        raise BufferError(
+            f"copying within {source.device} needs the cuda engine, which this version does not have"
+        )
     if source.address != target.address:
         ctypes.memmove(target.address, source.address, source.nbytes)
 
@@ -143,7 +145,9 @@ def _reader(array: Any, role: str) -> Any:
     if hasattr(array, "to_local"):
         raise BufferError(f"{role} is a {kind.__name__}; pass the local tensor: .to_local()")
     if hasattr(array, "data_ptr"):
-        raise BufferError(f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; pass a plain torch.Tensor")
+        raise BufferError(
+            f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; pass a plain torch.Tensor"
+        )
     raise BufferError(f"{role} is a {name}; expected a torch.Tensor, numpy.ndarray or cupy.ndarray")
 
 
@@ -156,13 +160,17 @@ def _read_torch(tensor: Any, role: str) -> Span:
             raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
         raise BufferError(f"{role} of shape {tuple(tensor.shape)} is not contiguous")
     device = tensor.device
-    return Span(tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor)
+    return Span(
+        tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor
+    )
 
 
 def _read_numpy(array: np.ndarray, role: str) -> Span:
     dtype = _dtype_named(array.dtype.name, role)
     if not array.dtype.isnative:
-        raise BufferError(f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: .astype(array.dtype.newbyteorder('='))")
+        raise BufferError(
+            f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: .astype(array.dtype.newbyteorder('='))"
+        )
     if not array.flags.c_contiguous:
         raise BufferError(f"{role} of shape {array.shape} is not contiguous")
     return Span(array.__array_interface__["data"][0], array.size, dtype, "cpu", array)
@@ -172,7 +180,9 @@ def _read_cuda_array(array: Any, role: str) -> Span:
     dtype = _dtype_named(str(array.dtype), role)
     if not array.flags.c_contiguous:
         raise BufferError(f"{role} of shape {array.shape} is not contiguous")
-    return Span(array.__cuda_array_interface__["data"][0], array.size, dtype, f"cuda:{array.device.id}", array)
+    return Span(
+        array.__cuda_array_interface__["data"][0], array.size, dtype, f"cuda:{array.device.id}", array
+    )
 
 
 def _dtype_named(name: str, role: str) -> DType:

@@ -20,7 +20,9 @@ class Plan:
     intra_codec: Codec | str | None = None  # first hop of a two-hop reduction, inside a node; None: as codec
     hierarchical: bool | None = None  # two hops; None: where the topology has two levels
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
-    chunk_elems: int = field(default=512 * 1024)  # source elements per pipeline step; same results for any value
+    chunk_elems: int = field(
+        default=512 * 1024
+    )  # source elements per pipeline step; same results for any value
     timeout_s: float | None = None  # None: as long as the transport's own timeout
     scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
 

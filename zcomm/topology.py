@@ -31,9 +31,13 @@ class Topology:
             rows = tuple(numbers.setdefault(node, len(numbers)) for node in self.node_of_rank)
             sizes = {rows.count(node) for node in range(len(numbers))}
             found = (len(numbers), sizes.pop() if len(sizes) == 1 else 0)
-            for name, given, is_so in zip(("nodes", "ranks_per_node"), (self.nodes, self.ranks_per_node), found, strict=True):
+            for name, given, is_so in zip(
+                ("nodes", "ranks_per_node"), (self.nodes, self.ranks_per_node), found, strict=True
+            ):
                 if given and given != is_so:
-                    raise TopologyError(f"{name}={given} does not fit node_of_rank={self.node_of_rank}, which has {name}={is_so}")
+                    raise TopologyError(
+                        f"{name}={given} does not fit node_of_rank={self.node_of_rank}, which has {name}={is_so}"
+                    )
         else:
             for name, given in (("nodes", self.nodes), ("ranks_per_node", self.ranks_per_node)):
                 if not isinstance(given, int) or isinstance(given, bool) or given < 1:
@@ -59,7 +63,8 @@ class Topology:
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node, ascending."""
         return tuple(
-            tuple(rank for rank, node in enumerate(self.node_of_rank) if node == wanted) for wanted in range(self.nodes)
+            tuple(rank for rank, node in enumerate(self.node_of_rank) if node == wanted)
+            for wanted in range(self.nodes)
         )
 
     @property
@@ -85,7 +90,11 @@ class Topology:
     def check_size(self, size: int) -> None:
         """Raise TopologyError unless this topology is of a group of size ranks."""
         if self.size != size:
-            shape = f"{self.nodes} nodes x {self.ranks_per_node} ranks" if self.ranks_per_node else f"nodes {self.node_of_rank}"
+            shape = (
+                f"{self.nodes} nodes x {self.ranks_per_node} ranks"
+                if self.ranks_per_node
+                else f"nodes {self.node_of_rank}"
+            )
             raise TopologyError(f"topology of {shape} = {self.size} ranks, but the group has {size}")
 
 

@@ -36,7 +36,9 @@ class Work:
         if not self._done:
             with self._lock:
                 if not self._lock.wait_for(lambda: self._done, timeout_s):
-                    raise PeerTimeout(f"the collective was not complete after {timeout_s} s; wait again, or give it longer")
+                    raise PeerTimeout(
+                        f"the collective was not complete after {timeout_s} s; wait again, or give it longer"
+                    )
         if self._error is not None:
             raise self._error
         return True

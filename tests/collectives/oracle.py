@@ -86,7 +86,12 @@ def reduce_scatter(
     n = inputs[0].size // len(inputs)
     return [
         reduced_shard(
-            codec, intra_codec, [x[rank * n : (rank + 1) * n].astype(np.float32) for x in inputs], topology, op, factor
+            codec,
+            intra_codec,
+            [x[rank * n : (rank + 1) * n].astype(np.float32) for x in inputs],
+            topology,
+            op,
+            factor,
         ).astype(inputs[0].dtype)
         for rank in range(len(inputs))
     ]
@@ -107,5 +112,7 @@ def all_reduce(
     for rank in range(size):
         cut = slice(min(rank * shard, n), min((rank + 1) * shard, n))
         parts = [x[cut].astype(np.float32) for x in inputs]
-        out[cut] = through(codec, reduced_shard(codec, intra_codec, parts, topology, op, factor)).astype(out.dtype)
+        out[cut] = through(codec, reduced_shard(codec, intra_codec, parts, topology, op, factor)).astype(
+            out.dtype
+        )
     return out

@@ -71,7 +71,9 @@ def test_all_reduce_is_the_definition_on_every_rank(placement, name, n_elems):
 @pytest.mark.parametrize("n_elems", SIZES)
 def test_reduce_scatter_is_the_definition(placement, name, n_elems):
     topology, two_hops = placement
-    inputs = [oracle.values(rank, n_elems * topology.size, np.dtype(np.float32)) for rank in range(topology.size)]
+    inputs = [
+        oracle.values(rank, n_elems * topology.size, np.dtype(np.float32)) for rank in range(topology.size)
+    ]
 
     def program(comm):
         out = np.full(n_elems, np.nan, np.float32)
@@ -83,7 +85,9 @@ def test_reduce_scatter_is_the_definition(placement, name, n_elems):
     results = run(placement, program)
 
     codec = zcomm.codec(name)
-    expected = oracle.reduce_scatter(codec, codec, inputs, topology if two_hops else None, "PREMUL_SUM", 0.375)
+    expected = oracle.reduce_scatter(
+        codec, codec, inputs, topology if two_hops else None, "PREMUL_SUM", 0.375
+    )
     for result, wanted in zip(results, expected, strict=True):
         assert result.tobytes() == wanted.tobytes()
 
@@ -164,7 +168,9 @@ def test_another_codec_inside_the_node(placement):
     results = run(placement, program, codec="int4", intra_codec="int8:512")
 
     outer, inner = zcomm.codec("int4"), zcomm.codec("int8:512")
-    expected = oracle.all_reduce(outer, inner if two_hops else outer, inputs, topology if two_hops else None, "AVG")
+    expected = oracle.all_reduce(
+        outer, inner if two_hops else outer, inputs, topology if two_hops else None, "AVG"
+    )
     for result in results:
         assert result.tobytes() == expected.tobytes()
 
@@ -208,7 +214,10 @@ def test_one_rank_gets_its_own_values_back(op):
 def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
     topology, two_hops = placement
     rounds = 12
-    inputs = [[oracle.values(100 * i + rank, 500 + 37 * i, np.dtype(np.float32)) for i in range(rounds)] for rank in range(topology.size)]
+    inputs = [
+        [oracle.values(100 * i + rank, 500 + 37 * i, np.dtype(np.float32)) for i in range(rounds)]
+        for rank in range(topology.size)
+    ]
 
     def program(comm):
         xs = [x.copy() for x in inputs[comm.rank]]
@@ -284,7 +293,10 @@ def test_one_nan_or_inf_reaches_every_rank_and_only_its_block():
                 comm.all_reduce(x, "avg", "int8")
                 return x
 
-            for placement in ((Topology(nodes=2, ranks_per_node=2), True), (Topology(nodes=1, ranks_per_node=4), False)):
+            for placement in (
+                (Topology(nodes=2, ranks_per_node=2), True),
+                (Topology(nodes=1, ranks_per_node=4), False),
+            ):
                 for result in run(placement, program):
                     assert np.isnan(result[256:512]).all()
                     assert np.isfinite(result[:256]).all()
@@ -293,7 +305,10 @@ def test_one_nan_or_inf_reaches_every_rank_and_only_its_block():
 
 def test_sixty_thousand_in_fp16_averages_to_itself():
     for name in ("raw", "fp16", "bf16", "int8"):
-        for placement in ((Topology(nodes=2, ranks_per_node=2), True), (Topology(nodes=1, ranks_per_node=4), False)):
+        for placement in (
+            (Topology(nodes=2, ranks_per_node=2), True),
+            (Topology(nodes=1, ranks_per_node=4), False),
+        ):
 
             def program(comm, name=name):
                 x = np.full(100, 60_000, np.float16)

@@ -40,7 +40,9 @@ def check_writable(array: Any, role: str) -> None:
     else:
         strides = getattr(array, "strides", ())
     if any(stride == 0 and n > 1 for stride, n in zip(strides, array.shape, strict=True)):
-        raise BufferError(f"{role} repeats the same memory (stride 0); expected one element per place: a contiguous copy")
+        raise BufferError(
+            f"{role} repeats the same memory (stride 0); expected one element per place: a contiguous copy"
+        )
 
 
 def check_output(
@@ -53,7 +55,9 @@ def check_output(
     if output.n_elems != n_elems:
         raise BufferError(f"output has {output.n_elems} elements; expected {because} = {n_elems}")
     if output.dtype != source.dtype:
-        raise BufferError(f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype")
+        raise BufferError(
+            f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype"
+        )
 
 
 def check_overlap(

@@ -67,7 +67,9 @@ def all_gather(job: Job) -> Schedule:
     layout = Layout(job)
     chunks = []
     for cut in job.cuts:
-        shards, exchange = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        shards, exchange = _gather(
+            layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut]
+        )
         own = shards[job.rank]._replace(start=cut[job.rank].start - job.shards[job.rank].start)
         chunks.append(_Gather(job.codec, own, exchange, shards))
     return layout.schedule(chunks)
@@ -89,7 +91,9 @@ def all_reduce(job: Job) -> Schedule:
     chunks = []
     for number, cut in enumerate(job.cuts):
         contributions, scatter, total = _scatter(layout, job, number)
-        shards, gather = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        shards, gather = _gather(
+            layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut]
+        )
         total = total._replace(wire=shards[job.rank].wire)
         chunks.append(_AllReduce(job.codec, contributions, scatter, total, gather, shards))
     return layout.schedule(chunks)
@@ -118,7 +122,9 @@ def _scatter(layout: Layout, job: Job, number: int) -> tuple[list[Piece], Route,
         for rank, (start, n) in enumerate(cut)
     ]
     n_elems = cut[me].n_elems
-    came = [contributions[me].wire if rank == me else layout.take(nbytes(n_elems)) for rank in range(len(cut))]
+    came = [
+        contributions[me].wire if rank == me else layout.take(nbytes(n_elems)) for rank in range(len(cut))
+    ]
     peers = [rank for rank in range(len(cut)) if rank != me]
     route = layout.route(
         [Message(peer, contributions[peer].wire, nbytes(cut[peer].n_elems)) for peer in peers],

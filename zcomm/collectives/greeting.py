@@ -14,7 +14,9 @@ from zcomm.topology import Topology, node_label
 from zcomm.transports.transport import Parcel, Transport
 from zcomm.version import __version__
 
-GREETING_BYTES = 2048  # JSON, padded with spaces; a fixed size, so that ranks that disagree can still read each other
+GREETING_BYTES = (
+    2048  # JSON, padded with spaces; a fixed size, so that ranks that disagree can still read each other
+)
 _COMPARED = ("version", "plan", "topology")
 
 
@@ -37,7 +39,9 @@ def greet(
     if transport.size == 1:
         return topology or Topology(nodes=1, ranks_per_node=1)
     if transport.device != "cpu":
-        raise EngineError(f"greeting over {transport.device} needs the cuda engine, which this version does not have")
+        raise EngineError(
+            f"greeting over {transport.device} needs the cuda engine, which this version does not have"
+        )
     payload = json.dumps(own).encode()
     if len(payload) > GREETING_BYTES:
         own["topology"] = f"of {transport.size} ranks, hash {hash(own['topology'])}"
@@ -56,14 +60,21 @@ def greet(
 def _exchange(transport: Transport, payload: bytes, tag: int, timeout_s: float | None) -> list[bytes]:
     """Send payload to every rank; all payloads, by rank."""
     memory = transport.empty(GREETING_BYTES * transport.size)
-    parcels = [Parcel(rank, memory[rank * GREETING_BYTES : (rank + 1) * GREETING_BYTES]) for rank in range(transport.size)]
-    view = np.frombuffer((ctypes.c_uint8 * (GREETING_BYTES * transport.size)).from_address(transport.address(memory)), np.uint8)
+    parcels = [
+        Parcel(rank, memory[rank * GREETING_BYTES : (rank + 1) * GREETING_BYTES])
+        for rank in range(transport.size)
+    ]
+    view = np.frombuffer(
+        (ctypes.c_uint8 * (GREETING_BYTES * transport.size)).from_address(transport.address(memory)), np.uint8
+    )
     view = view.reshape(transport.size, GREETING_BYTES)
     view[transport.rank] = ord(" ")
     view[transport.rank, : len(payload)] = np.frombuffer(payload, np.uint8)
     peers = [rank for rank in range(transport.size) if rank != transport.rank]
     own = parcels[transport.rank].payload
-    exchange = transport.open([Parcel(peer, own) for peer in peers], [parcels[peer] for peer in peers], tag, timeout_s)
+    exchange = transport.open(
+        [Parcel(peer, own) for peer in peers], [parcels[peer] for peer in peers], tag, timeout_s
+    )
     exchange.start()
     exchange.wait()
     exchange.close()

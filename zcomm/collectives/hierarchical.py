@@ -156,7 +156,9 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
     sent: dict[int, int] = {}  # shard -> offset of this rank's contribution
     for porter in locals_:
         for rank in topology.carried_by(porter):
-            sent[rank] = layout.ring(f"own {rank}", number, first[rank]) if porter == me else layout.take(first[rank])
+            sent[rank] = (
+                layout.ring(f"own {rank}", number, first[rank]) if porter == me else layout.take(first[rank])
+            )
     came = {me: {rank: sent[rank] for rank in mine}}  # neighbour -> shard -> offset of its contribution
     for neighbour in neighbours:
         came[neighbour] = {rank: layout.take(first[rank]) for rank in mine}
@@ -178,7 +180,11 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
     porters = {other: topology.porter(other, me) for other in range(topology.nodes) if other != node}
     arrived = [own_partial if other == node else layout.take(second[me]) for other in range(topology.nodes)]
     across = layout.route(
-        [Message(shard, total.wire, second[shard]) for shard, total in zip(mine, partial, strict=True) if shard != me],
+        [
+            Message(shard, total.wire, second[shard])
+            for shard, total in zip(mine, partial, strict=True)
+            if shard != me
+        ],
         [Message(peer, arrived[other], second[me]) for other, peer in porters.items()],
         n_elems_out=sum(cut[shard].n_elems for shard in mine if shard != me),
     )
@@ -186,12 +192,18 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
     contributions = [Piece(start, n, sent[rank]) for rank, (start, n) in enumerate(cut)]
     # fp16 cannot hold every node's partial sum of a mean it can hold: divide before the second hop, not after.
     finish_early = getattr(job.codec, "dtype", None) is DType.FLOAT16
-    return _ReduceScatter(job.codec, job.intra_codec, finish_early, contributions, inside, partial, across, total)
+    return _ReduceScatter(
+        job.codec, job.intra_codec, finish_early, contributions, inside, partial, across, total
+    )
 
 
 def _from_other_nodes(job: Job, porter: int) -> list[int]:
     """The ranks of other nodes whose data porter carries."""
-    return [rank for rank in job.topology.carried_by(porter) if job.topology.node_of_rank[rank] != job.topology.node_of_rank[porter]]
+    return [
+        rank
+        for rank in job.topology.carried_by(porter)
+        if job.topology.node_of_rank[rank] != job.topology.node_of_rank[porter]
+    ]
 
 
 def _bundle(

@@ -67,7 +67,8 @@ class Run:
         self._slab = slab = scratch.take(schedule.scratch_bytes)
         bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
         self._exchanges: list[Exchange] = [
-            transport.open(outgoing, incoming, tag + index, timeout_s) for index, (outgoing, incoming) in enumerate(bound)
+            transport.open(outgoing, incoming, tag + index, timeout_s)
+            for index, (outgoing, incoming) in enumerate(bound)
         ]
         self._chunks = iter(schedule.chunks)
         self._under_way: list[tuple[Iterator[Route], Route]] = []  # oldest first
@@ -144,7 +145,9 @@ class Run:
         how = self._finish if finish else NO_FINISH
         for wires, n_elems, _, wire_out in sums:
             if n_elems:
-                self.engine.reduce_encode(codec, [base + wire for wire in wires], n_elems, how, codec_out, base + wire_out)
+                self.engine.reduce_encode(
+                    codec, [base + wire for wire in wires], n_elems, how, codec_out, base + wire_out
+                )
         self.codec_s += perf_counter() - started
 
     def send(self, route: Route) -> None:

@@ -54,7 +54,9 @@ def all_gather_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's input into output, in rank order (see Communicator.all_gather_single)."""
-    return _torch_work(communicator(group).all_gather_single(output_tensor, input_tensor, codec, async_op), output_tensor)
+    return _torch_work(
+        communicator(group).all_gather_single(output_tensor, input_tensor, codec, async_op), output_tensor
+    )
 
 
 def reduce_scatter_single(

@@ -20,7 +20,9 @@ def open_transport(
 
         return TorchTransport(group)
     if isinstance(group, int):  # torch's GroupMember.NON_GROUP_MEMBER
-        raise GroupError("this process is not in the group (new_group returned NON_GROUP_MEMBER here); only its members may call")
+        raise GroupError(
+            "this process is not in the group (new_group returned NON_GROUP_MEMBER here); only its members may call"
+        )
     raise GroupError(
         f"got a {type(group).__name__}; expected a torch.distributed ProcessGroup or DeviceMesh, or a zcomm transport"
     )

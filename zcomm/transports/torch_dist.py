@@ -44,7 +44,9 @@ class TorchTransport:
         self.wire_bytes_sent = 0
         device_types = [device.type for device in self.group._device_types]
         self._eager = "cpu" in device_types and dist.get_backend(self.group) != "nccl"
-        self._device = torch.device("cpu") if self._eager else torch.device(device_types[0], torch.cuda.current_device())
+        self._device = (
+            torch.device("cpu") if self._eager else torch.device(device_types[0], torch.cuda.current_device())
+        )
         self.device = str(self._device)
         self._pacer = Pacer.from_environment()
 
@@ -156,10 +158,16 @@ class _BatchExchange:
 
     def start(self) -> None:
         group = self._transport.group
-        batch = [dist.P2POp(dist.irecv, payload, group=group, tag=self._tag, group_peer=peer) for peer, payload in self._incoming]
+        batch = [
+            dist.P2POp(dist.irecv, payload, group=group, tag=self._tag, group_peer=peer)
+            for peer, payload in self._incoming
+        ]
         for peer, payload in self._outgoing:
             self._transport.pace(peer, payload.numel())
-        batch += [dist.P2POp(dist.isend, payload, group=group, tag=self._tag, group_peer=peer) for peer, payload in self._outgoing]
+        batch += [
+            dist.P2POp(dist.isend, payload, group=group, tag=self._tag, group_peer=peer)
+            for peer, payload in self._outgoing
+        ]
         self._transport.wire_bytes_sent += sum(payload.numel() for _, payload in self._outgoing)
         if batch:
             self._works = dist.batch_isend_irecv(batch)
@@ -187,7 +195,9 @@ def process_group(group: Any) -> Any:
     Raises GroupError where torch.distributed is not initialised, or this rank is not in the group.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise GroupError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
+        raise GroupError(
+            "torch.distributed is not initialised; call torch.distributed.init_process_group first"
+        )
     if group is None:
         group = dist.distributed_c10d._get_default_group()
         launched = int(os.environ.get("WORLD_SIZE") or 1)
@@ -198,12 +208,16 @@ def process_group(group: Any) -> Any:
             )
     if hasattr(group, "mesh_dim_names") and hasattr(group, "get_group"):
         if group.ndim != 1:
-            raise GroupError(f"a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names} holds several groups; pass mesh[name]")
+            raise GroupError(
+                f"a DeviceMesh of {group.ndim} dimensions {group.mesh_dim_names} holds several groups; pass mesh[name]"
+            )
         group = group.get_group()
     if group is None or group == dist.GroupMember.NON_GROUP_MEMBER:
         raise GroupError(f"global rank {dist.get_rank()} is not in this group")
     if not isinstance(group, dist.ProcessGroup):
-        raise GroupError(f"got a {type(group).__name__}; expected a torch.distributed.ProcessGroup, a DeviceMesh or None")
+        raise GroupError(
+            f"got a {type(group).__name__}; expected a torch.distributed.ProcessGroup, a DeviceMesh or None"
+        )
     if group.rank() < 0:
         raise GroupError(f"global rank {dist.get_rank()} is not in group {group.group_name!r}")
     return group
