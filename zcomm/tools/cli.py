@@ -14,9 +14,9 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 from zcomm.errors import ZcommError
+from zcomm.version import __version__
 
 USAGE_ERROR = 2
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="zcomm", description="Collectives that send block-quantized bytes: programs for people."
     )
-    parser.add_argument("--version", action="version", version=f"zcomm {installed_version()}")
+    parser.add_argument("--version", action="version", version=f"zcomm {__version__}")
     subparsers = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)
     chosen = words[0] if words else None
     for name, subcommand in SUBCOMMANDS.items():
@@ -65,14 +65,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return status
-
-
-def installed_version() -> str:
-    """The version of the installed distribution, or a word for a plain checkout."""
-    try:
-        return version("zcomm-collectives")
-    except PackageNotFoundError:
-        return "(not installed)"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -217,9 +217,9 @@ class _Run:
             raise _NotBuiltError(frame.json())
         elif frame.kind is Kind.READY:
             self._shaping = Shaping(**frame.json())
-            if self._shaping.latency.startswith("not applied"):
-                latency = format_latency(self._spec.latency_s)
-                self._note(f"LATENCY {latency} {self._shaping.latency.upper()}; the rate alone is emulated")
+            if self._shaping.latency not in ("none", "netem"):
+                asked = format_latency(self._spec.latency_s)
+                self._note(f"LATENCY OF {asked} NOT EMULATED ({self._shaping.latency}); only the rate is")
         elif frame.kind is Kind.RESULT:
             told = frame.json()
             self._result = ClusterResult(
@@ -305,6 +305,7 @@ def run_command(args: argparse.Namespace) -> int:
             return
         _write_through(output._replace(text=_prefixed(output)) if args.prefix else output)
 
+    _check_command(program, os.environ)
     if "OMP_NUM_THREADS" not in os.environ and not args.quiet:
         _note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
     result = run(program, spec, timeout_s=timeout_s, on_output=show)
@@ -350,7 +351,7 @@ def _note(text: str) -> None:
     print(f"zcomm cluster: {text}", file=sys.stderr, flush=True)
 
 
-def _check_command(command: Sequence[str], environment: dict[str, str]) -> None:
+def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
     if not command:
         raise ClusterError(
             "no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py"

@@ -17,7 +17,8 @@ def print_table(result: ClusterResult) -> None:
     )
     title = (
         f"{result.spec.nodes} nodes x {result.spec.ranks_per_node} ranks, "
-        f"link {result.spec.link} each way ({how}), latency {shaping.latency}; {result.seconds:.2f} s, exit status {result.exit_status}"
+        f"link {result.spec.link} each way ({how}), latency {shaping.latency}; "
+        f"{result.seconds:.2f} s, exit status {result.exit_status}"
     )
     rows = [
         (
@@ -36,9 +37,10 @@ def print_table(result: ClusterResult) -> None:
     except ImportError:
         print(title, *("  ".join(row) for row in (header, *rows)), sep="\n", file=sys.stderr)
         return
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for column in header:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*row)
+    print(title, file=sys.stderr)
     Console(stderr=True).print(table)

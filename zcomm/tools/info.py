@@ -1,7 +1,7 @@
 """`zcomm info`: what of zcomm works on this machine, and where something does not, why and what to do.
 
-Each line is found out by a probe that may not fail: a probe that breaks becomes a line that says so. Packages are
-looked up, not imported (torch alone takes seconds); --probe imports them. The emulated cluster is really built.
+Each line comes from a probe that may not fail: a probe that breaks becomes a line that says so. Packages
+are looked up, not imported (torch alone takes seconds); --probe imports them. The emulated cluster is built.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from zcomm.tools.link import Link
+from zcomm.version import __version__
 
 
 @dataclass(frozen=True)
@@ -93,12 +94,10 @@ def find_out(
 
 
 def _machine() -> list[Finding]:
-    from zcomm.tools.cli import installed_version
-
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return [
-        Finding("machine", "zcomm", None, installed_version()),
+        Finding("machine", "zcomm", None, __version__),
         Finding("machine", "python", None, f"{platform.python_version()} ({sys.executable})"),
         Finding("machine", "system", None, f"{platform.system()} {platform.release()}, {platform.machine()}"),
         Finding("machine", "cores", None, str(cores)),
@@ -107,11 +106,12 @@ def _machine() -> list[Finding]:
 
 
 def _engines() -> list[Finding]:
-    try:
-        select = importlib.import_module("zcomm.engines.select")
-    except ModuleNotFoundError:
-        return [Finding("engines", "reference", find_spec("numpy") is not None, "numpy")]
-    return [Finding("engines", engine.name, engine.works, engine.detail) for engine in select.available()]
+    from zcomm.engines.select import available
+
+    return [
+        Finding("engines", engine.name, engine.usable, f"{engine.device}: {engine.detail}")
+        for engine in available()
+    ]
 
 
 def _packages() -> list[Finding]:

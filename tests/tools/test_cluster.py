@@ -1,0 +1,248 @@
+"""The emulated cluster: what ranks see, which bytes count, how fast the link is, which status comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_runs import ALLOWED, SEND, Cluster, needs_namespaces, run_cluster, run_with_report
+
+from zcomm.tools import cluster
+from zcomm.tools.cluster_namespaces import Namespaces
+from zcomm.tools.link import Link
+
+pytestmark = needs_namespaces
+
+PYTHON = (sys.executable, "-c")
+SHOW = "import os, json; print(json.dumps(dict(os.environ)))"
+BURST_50MBIT = 32 * 1024  # bytes that pass unshaped
+
+
+def test_ranks_get_torchruns_environment():
+    ended = run_cluster("--nodes", "2", "--ranks-per-node", "3", "--quiet", "--", *PYTHON, SHOW)
+
+    seen = sorted((json.loads(line) for line in ended.out.splitlines()), key=lambda rank: int(rank["RANK"]))
+    assert len(seen) == 6
+    for rank, found in enumerate(seen):
+        expected = {
+            "RANK": str(rank),
+            "WORLD_SIZE": "6",
+            "LOCAL_RANK": str(rank % 3),
+            "LOCAL_WORLD_SIZE": "3",
+            "GROUP_RANK": str(rank // 3),
+            "NODE_RANK": str(rank // 3),
+            "GROUP_WORLD_SIZE": "2",
+            "MASTER_ADDR": "10.0.0.1",
+            "MASTER_PORT": "29500",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "ZCOMM_CLUSTER": "1",
+        }
+        assert {name: found.get(name) for name in expected} == expected
+        assert "ZCOMM_PACE" not in found
+
+
+def test_omp_num_threads_is_1_unless_set(monkeypatch):
+    show = (*PYTHON, "import os; print(os.environ['OMP_NUM_THREADS'])")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    unset = run_cluster("--nodes", "1", "--ranks-per-node", "1", "--", *show)
+    as_set = run_cluster("--nodes", "1", "--ranks-per-node", "1", "--", *show, OMP_NUM_THREADS="3")
+
+    assert (unset.out, as_set.out) == ("1\n", "3\n")
+    assert "OMP_NUM_THREADS=1" in unset.err
+    assert "OMP_NUM_THREADS" not in as_set.err
+
+
+@pytest.mark.skipif(not getattr(ALLOWED, "own_pids", False), reason="no mount namespace to name hosts in")
+def test_nodes_have_names_of_their_own_that_resolve():
+    show = "import socket; n = socket.gethostname(); print(n, socket.gethostbyname(n))"
+    ended = run_cluster("--nodes", "3", "--ranks-per-node", "1", "--quiet", "--", *PYTHON, show)
+
+    assert sorted(ended.out.splitlines()) == ["node0 10.0.0.1", "node1 10.0.0.2", "node2 10.0.0.3"]
+
+
+def test_bytes_between_nodes_are_counted(tmp_path: Path):
+    ended, report = run_with_report(tmp_path, "--", *PYTHON, SEND, "2", "1000000")
+
+    sender, receiver = report["per_node"]
+    assert (sender["node"], receiver["node"]) == (0, 1)
+    for counted in (sender["tx_bytes"], receiver["rx_bytes"], json.loads(ended.out)["tx_bytes"]):
+        assert 1_000_000 <= counted <= 1_050_000
+    assert sender["rx_bytes"] < 50_000  # acknowledgements
+    assert abs(sender["tx_bytes"] - receiver["rx_bytes"]) < 500  # nodes are read one after the other
+
+
+def test_bytes_within_a_node_are_not_counted(tmp_path: Path):
+    ended, report = run_with_report(tmp_path, "--", *PYTHON, SEND, "1", "1000000")
+
+    assert json.loads(ended.out)["tx_bytes"] < 1000
+    for node in report["per_node"]:
+        assert node["tx_bytes"] + node["rx_bytes"] < 2000
+
+
+def test_a_program_that_sends_nothing_counts_nothing(tmp_path: Path):
+    _, report = run_with_report(tmp_path, "--nodes", "2", "--", "true")
+
+    assert [node["tx_bytes"] for node in report["per_node"]] == [0, 0]
+
+
+def test_a_link_takes_the_time_of_the_wire(tmp_path: Path):
+    nbytes = 3_000_000
+    words = ("--link", "50mbit", "--ranks-per-node", "1", "--", *PYTHON, SEND, "1", str(nbytes))
+    ended, report = run_with_report(tmp_path, *words)
+
+    wire_s = (nbytes - BURST_50MBIT) * 8 / 50e6
+    assert wire_s <= json.loads(ended.out)["seconds"] <= 1.5 * wire_s
+    assert report["shaping"]["rate"] == "tbf"
+
+
+# every rank but `to` sends nbytes to it at once; it tells how long that took from the first byte
+ALL_TO_ONE = """
+import os, socket, sys, threading, time
+rank, world, to, nbytes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1]), int(sys.argv[2])
+def drain(connection):
+    left = nbytes
+    while left:
+        left -= len(connection.recv(1 << 16))
+if rank == to:
+    server = socket.create_server(("", 5000))
+    connections = [server.accept()[0] for _ in range(world - 1)]
+    start = time.perf_counter()
+    for connection in connections:
+        connection.sendall(b"!")
+    threads = [threading.Thread(target=drain, args=(c,)) for c in connections]
+    [t.start() for t in threads], [t.join() for t in threads]
+    print(time.perf_counter() - start)
+else:
+    while True:
+        try:
+            connection = socket.create_connection((f"10.0.0.{to + 1}", 5000))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    connection.recv(1)
+    connection.sendall(bytes(nbytes))
+    connection.recv(1)
+"""
+
+
+def test_what_enters_a_node_is_shaped_too():
+    words = ("--nodes", "3", "--ranks-per-node", "1", "--link", "50mbit", "--quiet", "--")
+    ended = run_cluster(*words, *PYTHON, ALL_TO_ONE, "0", "1500000")
+
+    wire_s = (3_000_000 - 2 * BURST_50MBIT) * 8 / 50e6
+    assert wire_s <= float(ended.out) <= 1.5 * wire_s, ended.err
+
+
+def test_a_link_of_none_is_not_limited():
+    words = ("--ranks-per-node", "1", "--quiet", "--", *PYTHON, SEND, "1", "3000000")
+    ended = run_cluster(*words)
+
+    assert json.loads(ended.out)["seconds"] < 0.1  # 240 Mbit/s: far above noise, far below any limit
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("exit 255", 255), ("kill -9 $$", 137), ("kill -TERM $$", 143)],
+)
+def test_the_status_of_the_failing_rank_comes_back(body: str, status: int):
+    ended = run_cluster("--quiet", "--", "sh", "-c", f'[ "$RANK" = 2 ] || exit 0; {body}')
+
+    assert ended.status == status
+    assert ("rank 2 ended with status" in ended.err) == (status != 0)
+
+
+def test_a_failing_rank_ends_the_others():
+    ended = run_cluster("--quiet", "--", "sh", "-c", '[ "$RANK" = 1 ] && exit 3; exec sleep 1000')
+
+    assert ended.status == 3
+    assert ended.seconds < 10
+    assert not ended.left_behind()
+
+
+def test_json_tells_status_and_counters_of_a_failing_program(tmp_path: Path):
+    path = tmp_path / "out.json"
+    ended = run_cluster("--json", str(path), "--link", "1gbit", "--", "sh", "-c", "exit 5")
+
+    report = json.loads(path.read_text())
+    assert ended.status == report["exit_status"] == 5
+    assert (report["link"], report["nodes"], report["ranks_per_node"]) == ("1gbit", 2, 2)
+    assert [set(node) for node in report["per_node"]] == [{"node", "tx_bytes", "rx_bytes"}] * 2
+
+
+def test_output_passes_through_line_by_line():
+    half = "import sys, os; sys.stdout.write('x' * 5000 + os.environ['RANK'] + '\\n'); sys.stderr.write('no newline')"
+    ended = run_cluster("--nodes", "1", "--quiet", "--", *PYTHON, half)
+
+    assert sorted(ended.out.splitlines()) == ["x" * 5000 + "0", "x" * 5000 + "1"]
+    assert ended.err == "no newline" * 2
+
+
+def test_prefix_marks_lines_and_rank0_output_hides_the_others():
+    prefixed = run_cluster("--prefix", "--quiet", "--", "sh", "-c", "echo a; echo b")
+    rank0 = run_cluster("--rank0-output", "--quiet", "--", "sh", "-c", "echo $RANK")
+
+    assert sorted(prefixed.out.splitlines()) == sorted(f"[{r}] {x}" for r in range(4) for x in "ab")
+    assert rank0.out == "0\n"
+
+
+def test_much_output_arrives_whole():
+    flood = "import sys; [print('y' * 99) for _ in range(20000)]"
+    ended = run_cluster("--nodes", "1", "--quiet", "--", *PYTHON, flood, PYTHONUNBUFFERED="")
+
+    assert ended.out == ("y" * 99 + "\n") * 40000
+
+
+def test_the_most_nodes_and_ranks_work(tmp_path: Path):
+    _, report = run_with_report(
+        tmp_path, "--nodes", "8", "--ranks-per-node", "8", "--link", "1gbit", "--", "true"
+    )
+
+    assert len(report["per_node"]) == 8
+
+
+def test_two_clusters_at_once_do_not_meet(tmp_path: Path):
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    both = [
+        Cluster("--json", str(path), "--", *PYTHON, SEND, "2", str(nbytes))
+        for path, nbytes in zip(paths, (1_000_000, 4_000_000), strict=True)
+    ]
+    for one in both:
+        one.finish()
+
+    sent = [json.loads(path.read_text())["per_node"][0]["tx_bytes"] for path in paths]
+    assert 1_000_000 <= sent[0] <= 1_050_000
+    assert 4_000_000 <= sent[1] <= 4_200_000
+
+
+@needs_namespaces
+def test_without_a_pid_namespace_it_works_and_cleans_up_too(monkeypatch):
+    assert isinstance(ALLOWED, Namespaces)
+    poorer = Namespaces(
+        tuple(flag for flag in ALLOWED.flags if flag not in ("--pid", "--mount-proc")),
+        ALLOWED.rootless,
+        False,
+    )
+    monkeypatch.setattr(cluster, "find_namespaces", lambda: poorer)
+    monkeypatch.setenv("ZCOMM_TEST_MARKER", "poorer-" + str(os.getpid()))
+    lines: list[bytes] = []
+    result = cluster.run(
+        ["sh", "-c", "setsid sleep 1000 & [ $RANK = 3 ] && exit 4; exec sleep 1000"],
+        cluster.ClusterSpec(2, 2, Link(10**9)),
+        on_output=lambda output: lines.append(output.text),
+        on_note=lambda _: None,
+    )
+
+    assert result.exit_status == 4
+    mark = ("ZCOMM_TEST_MARKER=poorer-" + str(os.getpid())).encode()
+    left = [entry for entry in Path("/proc").glob("[0-9]*/environ") if _holds(entry, mark)]
+    assert left == []
+
+
+def _holds(path: Path, text: bytes) -> bool:
+    try:
+        return text in path.read_bytes()
+    except OSError:
+        return False
