@@ -1,50 +1,51 @@
-// int_block's usual widths, 8 and 4 bits in whole blocks that are a multiple of 64, by AVX2. Same bits as the loops of
-// cpu/int_block.h. Included once per build of cpu/loops.cpp that has AVX2, inside its namespace.
+// int_block's usual widths, 8 and 4 bits in whole blocks that are a multiple of 64, by the widest instructions of the
+// build. Same bits as the loops of cpu/int_block.h. Included once per build of cpu/loops.cpp that has AVX2, inside its
+// namespace.
+
+namespace avx2 {
+#include "int_block_avx2.h"
+}
+#ifdef __AVX512BW__
+namespace avx512 {
+#include "int_block_avx512.h"
+}
+#endif
 
 constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divisions are slow one after the other
 
 ZC_FN bool is_usual(const zc_codec &codec) { return (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0; }
 
-// The largest magnitude bits of a block.
+#ifdef __AVX512BW__
+template <int BITS>
+ZC_FN bool is_wide(zc_i64 block) {
+  return BITS == 8 || block % 128 == 0;
+}
+#endif
+
 template <class E>
 ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
-  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  __m256i m[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
-  for (zc_i64 j = 0; j < block; j += 32)
-    for (int i = 0; i < 4; ++i) {
-      const __m256i bits = _mm256_castps_si256(load8<E>(x + (j + 8 * i) * E::size));
-      m[i] = _mm256_max_epi32(m[i], _mm256_and_si256(bits, magnitude));
-    }
-  const __m256i m8 = _mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3]));
-  __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
-  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
-  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
-  return (zc_u32)_mm_cvtsi128_si32(m4);
-}
-
-// 32 elements as 32 codes.
-template <class E>
-ZC_FN __m256i codes32(const zc_u8 *x, __m256 inv) {
-  __m256i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(load8<E>(x + 8 * i * E::size), inv));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
-  return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+#ifdef __AVX512BW__
+  return avx512::block_amax<E>(x, block);
+#else
+  return avx2::block_amax<E>(x, block);
+#endif
 }
 
 template <int BITS, class E>
-ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, zc_u8 *codes) {
-  const __m256 inv = _mm256_set1_ps(inv_scale);
-  if constexpr (BITS == 8) {
-    for (zc_i64 j = 0; j < block; j += 32)
-      _mm256_storeu_si256((__m256i *)(codes + j), codes32<E>(x + j * E::size, inv));
-  } else {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    for (zc_i64 j = 0; j < block / 2; j += 32) {
-      const __m256i low = _mm256_and_si256(codes32<E>(x + j * E::size, inv), nibble);
-      const __m256i high = _mm256_and_si256(codes32<E>(x + (j + block / 2) * E::size, inv), nibble);
-      _mm256_storeu_si256((__m256i *)(codes + j), _mm256_or_si256(low, _mm256_slli_epi16(high, 4)));
-    }
-  }
+ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, zc_u8 *codes) {
+#ifdef __AVX512BW__
+  if (is_wide<BITS>(block)) return avx512::quantize_block<BITS, E>(x, block, inv, codes);
+#endif
+  avx2::quantize_block<BITS, E>(x, block, inv, codes);
+}
+
+// Sums of whole block b over k chunks, in the order of the chunks.
+template <int BITS>
+ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, float_at *sums) {
+#ifdef __AVX512BW__
+  if (is_wide<BITS>(at.block)) return avx512::sum_whole<BITS>(at, wires, k, b, sums);
+#endif
+  avx2::sum_whole<BITS>(at, wires, k, b, sums);
 }
 
 // Encodes count whole blocks.
@@ -69,51 +70,6 @@ static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, u16_at *sca
         __builtin_memset(out, 0, (size_t)(block / 8 * BITS));
       else
         quantize_block<BITS, E>(x + (first + g) * block * E::size, block, inv[g], out);
-    }
-  }
-}
-
-ZC_FN __m256 decoded8(__m128i codes, __m256 scale) {
-  return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), scale);
-}
-
-// Sums of whole block b over k chunks: 64 elements at a time in registers, chunk after chunk.
-template <int BITS>
-ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, float_at *sums) {
-  const zc_i64 block = at.block, codes_at = at.codes_at(b);
-  if constexpr (BITS == 8) {
-    for (zc_i64 j = 0; j < block; j += 64) {
-      const auto each = [&](zc_i64 w, auto f) {  // f(i, elements 8i .. 8i + 7 of these 64 in chunk w)
-        const zc_u8 *codes = wires[w] + codes_at + j;
-        const __m256 scale = _mm256_set1_ps(scale_at(wires[w], b));
-        for (int i = 0; i < 8; ++i) f(i, decoded8(_mm_loadl_epi64((const __m128i *)(codes + 8 * i)), scale));
-      };
-      __m256 sum[8];
-      each(0, [&](int i, __m256 x) { sum[i] = x; });
-      for (zc_i64 w = 1; w < k; ++w) each(w, [&](int i, __m256 x) { sum[i] = _mm256_add_ps(sum[i], x); });
-      for (int i = 0; i < 8; ++i) _mm256_storeu_ps((float *)(sums + j + 8 * i), sum[i]);
-    }
-  } else {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i signed_nibble = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1,  //
-                                                   0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
-    for (zc_i64 j = 0; j < block / 2; j += 32) {
-      const auto each = [&](zc_i64 w, auto f) {
-        const __m256i pairs = load_bytes(wires[w] + codes_at + j);
-        const __m256 scale = _mm256_set1_ps(scale_at(wires[w], b));
-        const __m256i half[2] = {
-            _mm256_shuffle_epi8(signed_nibble, _mm256_and_si256(pairs, nibble)),
-            _mm256_shuffle_epi8(signed_nibble, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), nibble))};
-        for (int i = 0; i < 8; ++i) {
-          const __m256i h = half[i / 4];
-          const __m128i sixteen = i / 2 % 2 ? _mm256_extracti128_si256(h, 1) : _mm256_castsi256_si128(h);
-          f(i, decoded8(i % 2 ? _mm_srli_si128(sixteen, 8) : sixteen, scale));
-        }
-      };
-      __m256 sum[8];
-      each(0, [&](int i, __m256 x) { sum[i] = x; });
-      for (zc_i64 w = 1; w < k; ++w) each(w, [&](int i, __m256 x) { sum[i] = _mm256_add_ps(sum[i], x); });
-      for (int i = 0; i < 8; ++i) _mm256_storeu_ps((float *)(sums + j + i / 4 * (block / 2) + i % 4 * 8), sum[i]);
     }
   }
 }

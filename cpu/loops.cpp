@@ -208,8 +208,31 @@ ZC_FN zc_i64 tile_of(const zc_codec &codec) {
   return codec.kind == ZC_INT_BLOCK && codec.block < TILE ? TILE / codec.block * codec.block : TILE;
 }
 
+#ifdef __AVX2__
+// A target that no cache can hold is written past them: a line that is overwritten whole need not be read first.
+constexpr zc_i64 STREAMED_NBYTES = 32 << 20;
+
+template <class E>
+static void stream_reduce(const Sum &sum, zc_u8 *target) {
+  const zc_i64 tile = tile_of(sum.codec);
+  for (zc_i64 start = 0; start < sum.n; start += tile) {
+    const zc_i64 count = sum.n - start < tile ? sum.n - start : tile, whole = count & ~(zc_i64)7;
+    zc_u8 *out = target + start * E::size;
+    alignas(64) float sums[TILE];
+    sum_elements(sum, start, count, sums);
+    for (zc_i64 i = 0; i < whole; i += 8) stream8<E>(out + i * E::size, _mm256_load_ps(sums + i));
+    convert<Float32, E>((const zc_u8 *)(sums + whole), count - whole, out + whole * E::size);
+  }
+  _mm_sfence();
+}
+#endif
+
 template <class E>
 static void reduce(const Sum &sum, zc_u8 *target) {
+#ifdef __AVX2__
+  if (sum.n * E::size >= STREAMED_NBYTES && (__UINTPTR_TYPE__)target % 32 == 0 && !sums_in_float64(sum.codec))
+    return stream_reduce<E>(sum, target);
+#endif
   const zc_i64 tile = tile_of(sum.codec);
   for (zc_i64 start = 0; start < sum.n; start += tile) {
     const zc_i64 count = sum.n - start < tile ? sum.n - start : tile;
