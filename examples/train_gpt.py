@@ -158,7 +158,7 @@ def draw_batch(
 # ---- the training ----------------------------------------------------------------------------------------------------
 
 
-def shard(model: GPT, recipe: Recipe) -> zcomm.fsdp2.Compressed | None:
+def shard(model: GPT, recipe: Recipe, quiet: bool) -> zcomm.fsdp2.Compressed | None:
     """Put the model under FSDP2, one group per block and one for the rest, and let the recipe decide what travels."""
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     reshard: bool | int = ranks_per_node if recipe.gather_backward_in_node and ranks_per_node > 1 else True
@@ -167,7 +167,9 @@ def shard(model: GPT, recipe: Recipe) -> zcomm.fsdp2.Compressed | None:
     fully_shard(model, reshard_after_forward=False)  # small, and the first that backward needs
 
     if recipe.weights or recipe.gradients:
-        return zcomm.fsdp2.compress(model, weights=recipe.weights, gradients=recipe.gradients)  # (2)
+        return zcomm.fsdp2.compress(  # (2)
+            model, weights=recipe.weights, gradients=recipe.gradients, prefetch=True, quiet=quiet
+        )
     if recipe.torch_dtype:
         torch_wire.use(model, recipe.torch_dtype)
     return None
@@ -176,11 +178,11 @@ def shard(model: GPT, recipe: Recipe) -> zcomm.fsdp2.Compressed | None:
 class Trainer:
     """One model in training under one recipe; every rank makes one, in the same order."""
 
-    def __init__(self, settings: Settings, recipe: Recipe, text: Text) -> None:
+    def __init__(self, settings: Settings, recipe: Recipe, text: Text, quiet: bool = False) -> None:
         self.settings, self.text, self.n_steps = settings, text, 0
         torch.manual_seed(settings.seed)
         self.model = GPT(settings)
-        self.compressed = shard(self.model, recipe)
+        self.compressed = shard(self.model, recipe, quiet)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         )
@@ -245,6 +247,7 @@ def main() -> None:
         print(f"{args.recipe}: validation loss {validation_loss:.4f}")
         if trainer.compressed:
             print(trainer.compressed.stats())  # (3)
+    dist.barrier()  # lets gloo's threads let go of the last tensors: ending Python under them aborts
     dist.destroy_process_group()
 
 
