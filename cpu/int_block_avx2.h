@@ -49,20 +49,20 @@ ZC_FN __m256 scale8(const zc_u8 *wire, zc_i64 b) {
   return _mm256_castsi256_ps(_mm256_and_si256(twice, _mm256_set1_epi32((int)0xffff0000u)));
 }
 
-ZC_FN __m256 decoded8(__m128i codes, __m256 scale) {
-  return _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes)), scale);
-}
+ZC_FN __m256i bytes8(const zc_u8 *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ZC_FN __m256 decoded8(__m256i codes, __m256 scale) { return _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale); }
 
-// Sums of whole block b over k chunks: 64 elements at a time in registers, chunk after chunk.
+// Sums of whole block b, whose codes begin at codes_at, over k chunks: 64 elements at a time in registers, chunk after
+// chunk.
 template <int BITS>
-ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, float_at *sums) {
-  const zc_i64 block = at.block, codes_at = at.codes_at(b);
+ZC_FN void sum_block(zc_i64 block, zc_i64 codes_at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
+                     float_at *sums) {
   if constexpr (BITS == 8) {
     for (zc_i64 j = 0; j < block; j += 64) {
       const auto each = [&](zc_i64 w, auto f) {  // f(i, elements 8i .. 8i + 7 of these 64 in chunk w)
         const zc_u8 *codes = wires[w] + codes_at + j;
         const __m256 scale = scale8(wires[w], b);
-        for (int i = 0; i < 8; ++i) f(i, decoded8(_mm_loadl_epi64((const __m128i *)(codes + 8 * i)), scale));
+        for (int i = 0; i < 8; ++i) f(i, decoded8(bytes8(codes + 8 * i), scale));
       };
       __m256 sum[8];
       each(0, [&](int i, __m256 x) { sum[i] = x; });
@@ -70,20 +70,14 @@ ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i
       for (int i = 0; i < 8; ++i) _mm256_storeu_ps((float *)(sums + j + 8 * i), sum[i]);
     }
   } else {
-    const __m256i nibble = _mm256_set1_epi8(15);
-    const __m256i signed_nibble = _mm256_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1,  //
-                                                   0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     for (zc_i64 j = 0; j < block / 2; j += 32) {
       const auto each = [&](zc_i64 w, auto f) {
-        const __m256i pairs = load_bytes(wires[w] + codes_at + j);
+        const zc_u8 *codes = wires[w] + codes_at + j;
         const __m256 scale = scale8(wires[w], b);
-        const __m256i half[2] = {
-            _mm256_shuffle_epi8(signed_nibble, _mm256_and_si256(pairs, nibble)),
-            _mm256_shuffle_epi8(signed_nibble, _mm256_and_si256(_mm256_srli_epi16(pairs, 4), nibble))};
-        for (int i = 0; i < 8; ++i) {
-          const __m256i h = half[i / 4];
-          const __m128i sixteen = i / 2 % 2 ? _mm256_extracti128_si256(h, 1) : _mm256_castsi256_si128(h);
-          f(i, decoded8(i % 2 ? _mm_srli_si128(sixteen, 8) : sixteen, scale));
+        for (int i = 0; i < 4; ++i) {
+          const __m256i pairs = bytes8(codes + 8 * i);
+          f(i, decoded8(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 28), 28), scale));
+          f(i + 4, decoded8(_mm256_srai_epi32(pairs, 4), scale));
         }
       };
       __m256 sum[8];

@@ -63,10 +63,11 @@ ZC_FN __m512 scale16(const zc_u8 *wire, zc_i64 b) {
   return _mm512_castsi512_ps(_mm512_and_si512(twice, _mm512_set1_epi32((int)0xffff0000u)));
 }
 
-// Sums of whole block b over k chunks: 64 (4 bits: 128) elements at a time in registers, chunk after chunk.
+// Sums of whole block b, whose codes begin at codes_at, over k chunks: 64 (4 bits: 128) elements at a time in
+// registers, chunk after chunk.
 template <int BITS>
-ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, float_at *sums) {
-  const zc_i64 block = at.block, codes_at = at.codes_at(b);
+ZC_FN void sum_block(zc_i64 block, zc_i64 codes_at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
+                     float_at *sums) {
   if constexpr (BITS == 8) {
     for (zc_i64 j = 0; j < block; j += 64) {
       const auto each = [&](zc_i64 w, auto f) {  // f(i, elements 16i .. 16i + 15 of these 64 in chunk w)

@@ -39,13 +39,17 @@ ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, zc_u8 *codes)
   avx2::quantize_block<BITS, E>(x, block, inv, codes);
 }
 
-// Sums of whole block b over k chunks, in the order of the chunks.
+// Sums of `count` whole blocks from block b on over k chunks, in the order of the chunks.
 template <int BITS>
-ZC_FN void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, float_at *sums) {
+static void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, zc_i64 count, float_at *sums) {
+  const zc_i64 block = at.block, end = b + count;
 #ifdef __AVX512BW__
-  if (is_wide<BITS>(at.block)) return avx512::sum_whole<BITS>(at, wires, k, b, sums);
+  if (is_wide<BITS>(block)) {
+    for (; b < end; ++b, sums += block) avx512::sum_block<BITS>(block, at.codes_at(b), wires, k, b, sums);
+    return;
+  }
 #endif
-  avx2::sum_whole<BITS>(at, wires, k, b, sums);
+  for (; b < end; ++b, sums += block) avx2::sum_block<BITS>(block, at.codes_at(b), wires, k, b, sums);
 }
 
 // Encodes count whole blocks.

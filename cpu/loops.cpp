@@ -150,20 +150,24 @@ static void sum_carried(const Sum &sum, zc_i64 start, zc_i64 count, float_at *__
 // Sums of elements start..start + count of int_block chunks.
 static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
   const Layout at = Layout::of(sum.codec, sum.n);
-  for (zc_i64 end = start + count; start < end;) {
-    const zc_i64 b = start / at.block, lo = start - b * at.block;
-    const zc_i64 hi = end - b * at.block < at.block ? end - b * at.block : at.block;
+  zc_i64 b = start / at.block, lo = start - b * at.block;
 #ifdef __AVX2__
-    if (is_usual(sum.codec) && lo == 0 && hi == at.block) {
-      if (sum.codec.bits == 8)
-        sum_whole<8>(at, sum.wires, sum.k, b, sums);
-      else
-        sum_whole<4>(at, sum.wires, sum.k, b, sums);
-    } else
+  if (is_usual(sum.codec) && lo == 0) {
+    const zc_i64 whole = count / at.block;
+    if (sum.codec.bits == 8)
+      sum_whole<8>(at, sum.wires, sum.k, b, whole, sums);
+    else
+      sum_whole<4>(at, sum.wires, sum.k, b, whole, sums);
+    b += whole;
+    sums += whole * at.block;
+    count -= whole * at.block;
+  }
 #endif
-      sum_block(at, sum.wires, sum.k, b, lo, hi, sums);
+  for (; count > 0; ++b, lo = 0) {
+    const zc_i64 hi = lo + count < at.block ? lo + count : at.block;
+    sum_block(at, sum.wires, sum.k, b, lo, hi, sums);
     sums += hi - lo;
-    start += hi - lo;
+    count -= hi - lo;
   }
 }
 
