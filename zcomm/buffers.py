@@ -71,32 +71,18 @@ class Span(NamedTuple):
 
 
 def span_of(
-    array: Any,  # a torch tensor, numpy or cupy array of any shape
+    array: Any,  # a torch tensor, numpy or cupy array of any shape and strides
     role: str,  # how errors call it: "input", "output"
 ) -> Span:
-    """See a contiguous array as flat memory.
+    """See an array as flat memory. The span's owner is the array itself, or a contiguous copy of a strided one.
 
-    Raises BufferError for another kind of object, an integer, bool or complex dtype, a sparse or sub-classed tensor, or
-    an array that is not contiguous (`contiguous` makes one that is).
+    Raises BufferError for another kind of object, an integer, bool or complex dtype, a sparse or sub-classed tensor.
     """
     kind = type(array)
     read = _READERS.get(kind)
     if read is None:
         read = _READERS[kind] = _reader(array, role)
     return read(array, role)
-
-
-def is_contiguous(array: Any) -> bool:
-    """Whether the elements lie in C order without gaps."""
-    if isinstance(array, np.ndarray):
-        return array.flags.c_contiguous
-    flags = getattr(array, "flags", None)
-    return flags.c_contiguous if flags is not None else array.is_contiguous()
-
-
-def contiguous(array: Any) -> Any:
-    """A new contiguous array of the same kind with the same elements."""
-    return array.detach().contiguous() if hasattr(array, "detach") else array.copy(order="C")
 
 
 def copy_back(result: Any, array: Any) -> None:
@@ -155,34 +141,31 @@ def _read_torch(tensor: Any, role: str) -> Span:
     dtype = _TORCH_DTYPES.get(tensor.dtype)
     if dtype is None:
         dtype = _TORCH_DTYPES[tensor.dtype] = _dtype_named(str(tensor.dtype).removeprefix("torch."), role)
+    device = tensor.device
     if not tensor.is_contiguous():
         if str(tensor.layout) != "torch.strided":
             raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
-        raise BufferError(f"{role} of shape {tuple(tensor.shape)} is not contiguous")
-    device = tensor.device
-    return Span(
-        tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor
-    )
+        tensor = tensor.detach().contiguous()
+    return Span(tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor)
 
 
 def _read_numpy(array: np.ndarray, role: str) -> Span:
     dtype = _dtype_named(array.dtype.name, role)
     if not array.dtype.isnative:
         raise BufferError(
-            f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: .astype(array.dtype.newbyteorder('='))"
+            f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: "
+            ".astype(array.dtype.newbyteorder('='))"
         )
     if not array.flags.c_contiguous:
-        raise BufferError(f"{role} of shape {array.shape} is not contiguous")
+        array = array.copy(order="C")
     return Span(array.__array_interface__["data"][0], array.size, dtype, "cpu", array)
 
 
 def _read_cuda_array(array: Any, role: str) -> Span:
     dtype = _dtype_named(str(array.dtype), role)
     if not array.flags.c_contiguous:
-        raise BufferError(f"{role} of shape {array.shape} is not contiguous")
-    return Span(
-        array.__cuda_array_interface__["data"][0], array.size, dtype, f"cuda:{array.device.id}", array
-    )
+        array = array.copy(order="C")
+    return Span(array.__cuda_array_interface__["data"][0], array.size, dtype, f"cuda:{array.device.id}", array)
 
 
 def _dtype_named(name: str, role: str) -> DType:

@@ -47,9 +47,9 @@ def reduce_op(op: Any) -> ReduceOp:
         for name, ours in _BY_NAME.items():
             if op == getattr(known, name):
                 return ours
-    name = getattr(op, "name", None)
-    if isinstance(name, str) and name in _BY_NAME:
-        return _BY_NAME[name]
+    member = getattr(op, "name", None)  # of an enum such as torch's RedOpType
+    if isinstance(member, str) and member in _BY_NAME:
+        return _BY_NAME[member]
     raise ReduceOpError(
         f"op {op!r} cannot be computed on compressed values; expected SUM, AVG or PREMUL_SUM. "
         'Send it uncompressed (codec="raw" sums the same three), or use torch.distributed for other operators'

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import Span, contiguous, is_contiguous, overlap, span_of
+from zcomm.buffers import Span, overlap, span_of
 from zcomm.errors import BufferError
 
 
@@ -14,17 +14,15 @@ def flattened(
     array: Any,  # what the caller gave
     role: str,  # how errors call it
     device: str,  # where the group moves bytes
-) -> tuple[Any, Span]:
-    """The array as contiguous memory on device: itself, or a copy where it is strided."""
-    strided = hasattr(array, "is_contiguous") or hasattr(array, "flags")
-    held = contiguous(array) if strided and not is_contiguous(array) else array
-    span = span_of(held, role)
+) -> Span:
+    """The array as contiguous memory on device; the span's owner is a copy where the array is strided."""
+    span = span_of(array, role)
     if span.device != device:
         raise BufferError(
             f"{role} is on {span.device}, but this group moves bytes on {device}; zcomm copies nothing between devices: "
             "move it yourself, or use a group of that device"
         )
-    return held, span
+    return span
 
 
 def check_writable(array: Any, role: str) -> None:
@@ -68,5 +66,5 @@ def check_overlap(
     """Raise BufferError if part lies in whole anywhere but where this rank's part belongs."""
     if overlap(part, whole) and part.address != whole.address + rank * part.nbytes:
         raise BufferError(
-            f"output and input overlap; expected separate memory, or the smaller to be part {rank}, this rank's, of the larger"
+            "output and input overlap; expected separate memory, or the smaller to be exactly this rank's part of the larger"
         )

@@ -96,10 +96,9 @@ class Communicator:
         Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps).
         """
         operator = reduce_op(op)
-        array, span = flattened(tensor, "tensor", self._transport.device)
+        span = flattened(tensor, "tensor", self._transport.device)
         check_writable(tensor, "tensor")
-        after = None if array is tensor else lambda: copy_back(array, tensor)
-        return self._call("all_reduce", span, span, operator, codec, async_op, after)
+        return self._call("all_reduce", span, span, operator, codec, async_op, tensor)
 
     def all_gather_single(
         self,
@@ -112,13 +111,12 @@ class Communicator:
 
         Quantized once. The own part of output too is what its bytes decode to. input may be that part of output.
         """
-        _, source = flattened(input, "input", self._transport.device)
-        array, target = flattened(output, "output", self._transport.device)
+        source = flattened(input, "input", self._transport.device)
+        target = flattened(output, "output", self._transport.device)
         check_writable(output, "output")
         check_output(target, source, self.size * source.n_elems, f"{self.size} ranks x {source.n_elems}")
         check_overlap(source, target, self.rank)
-        after = None if array is output else lambda: copy_back(array, output)
-        return self._call("all_gather", source, target, None, codec, async_op, after)
+        return self._call("all_gather", source, target, None, codec, async_op, output)
 
     def reduce_scatter_single(
         self,
@@ -133,8 +131,8 @@ class Communicator:
         Quantized once per hop: once flat, twice in two hops. output may be this rank's part of input.
         """
         operator = reduce_op(op)
-        _, source = flattened(input, "input", self._transport.device)
-        array, target = flattened(output, "output", self._transport.device)
+        source = flattened(input, "input", self._transport.device)
+        target = flattened(output, "output", self._transport.device)
         check_writable(output, "output")
         if source.n_elems % self.size:
             raise BufferError(
@@ -143,8 +141,7 @@ class Communicator:
             )
         check_output(target, source, source.n_elems // self.size, f"{source.n_elems} / {self.size} ranks")
         check_overlap(target, source, self.rank)
-        after = None if array is output else lambda: copy_back(array, output)
-        return self._call("reduce_scatter", source, target, operator, codec, async_op, after)
+        return self._call("reduce_scatter", source, target, operator, codec, async_op, output)
 
     def stats(self) -> Stats:
         """Calls, bytes and seconds of each collective on this rank so far."""
@@ -179,7 +176,7 @@ class Communicator:
         operator: ReduceOp | None,
         codec: Codec | str | None,
         async_op: bool,
-        after: Callable[[], None] | None,  # to do once the result is in target
+        output: Any,  # the caller's array; target is a copy of it where it is strided
     ) -> Work | None:
         """Settle how the call is done, begin it, and complete it here or in the worker."""
         if self._closed:
@@ -193,8 +190,8 @@ class Communicator:
             stats.calls += 1
             if self.size == 1:
                 self._alone(source, target, finish)
-                if after is not None:
-                    after()
+                if target.owner is not output:
+                    copy_back(target.owner, output)
                 return Work(None) if async_op else None
             schedule, uncompressed = self._settle(name, source, wanted)
             stats.raw_bytes += schedule.raw_bytes
@@ -209,8 +206,8 @@ class Communicator:
                     run.complete()
                 stats.codec_s += run.codec_s
                 stats.wait_s += run.wait_s
-                if after is not None:
-                    after()
+                if target.owner is not output:
+                    copy_back(target.owner, output)
 
             in_order = self._worker.idle
             with context:

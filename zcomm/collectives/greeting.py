@@ -64,9 +64,8 @@ def _exchange(transport: Transport, payload: bytes, tag: int, timeout_s: float |
         Parcel(rank, memory[rank * GREETING_BYTES : (rank + 1) * GREETING_BYTES])
         for rank in range(transport.size)
     ]
-    view = np.frombuffer(
-        (ctypes.c_uint8 * (GREETING_BYTES * transport.size)).from_address(transport.address(memory)), np.uint8
-    )
+    nbytes = GREETING_BYTES * transport.size
+    view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(transport.address(memory)))
     view = view.reshape(transport.size, GREETING_BYTES)
     view[transport.rank] = ord(" ")
     view[transport.rank, : len(payload)] = np.frombuffer(payload, np.uint8)

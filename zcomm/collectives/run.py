@@ -84,7 +84,7 @@ class Run:
             still: list[tuple[Iterator[Route], Route]] = []
             for steps, route in reversed(older):
                 started = perf_counter()
-                exchanges[route.index].wait()
+                exchanges[route.number].wait()
                 self.wait_s += perf_counter() - started
                 following = next(steps, None)
                 if following is not None:
@@ -152,7 +152,7 @@ class Run:
 
     def send(self, route: Route) -> None:
         """Start an exchange."""
-        self._exchanges[route.index].start()
+        self._exchanges[route.number].start()
 
 
 def _bind(schedule: Schedule, memory: object) -> list[Bound]:

@@ -60,7 +60,7 @@ class Message(NamedTuple):
 class Route(NamedTuple):
     """One exchange of one chunk."""
 
-    index: int  # among the schedule's routes; part of the tag
+    number: int  # among the schedule's routes; part of the tag
     outgoing: tuple[Message, ...]
     incoming: tuple[Message, ...]
 

@@ -1,0 +1,23 @@
+"""What tests share: a world of torch processes, started once per session."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "collectives"))
+
+
+@pytest.fixture(scope="session")
+def torch_world() -> Iterator:
+    """Four gloo ranks, two on a node."""
+    pytest.importorskip("torch")
+    from torch_world import TorchWorld
+
+    world = TorchWorld(4)
+    yield world
+    world.close()

@@ -1,0 +1,332 @@
+"""zcomm.<torch.distributed's name>: the same arguments, results by the codecs' definitions, clear refusals."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+
+import zcomm
+from zcomm.errors import BufferError, CodecError, GroupError, PeerTimeout, ReduceOpError, TransportError
+from zcomm.topology import Topology
+
+DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
+TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
+_groups: dict[int, object] = {}
+
+
+def group_of(size: int):
+    """The group of the first `size` ranks, made once."""
+    if size not in _groups:
+        _groups[size] = dist.new_group(list(range(size)))
+    return _groups[size]
+
+
+def inputs(n_elems: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [
+        torch.from_numpy(oracle.values(rank, n_elems, np.dtype(np.float32))).to(dtype)
+        for rank in range(dist.get_world_size())
+    ]
+
+
+def topology_of(size: int) -> Topology | None:
+    """What is detected for the first ranks: two on a node."""
+    return {3: Topology(node_of_rank=(0, 0, 1)), 4: TWO_BY_TWO}.get(size)
+
+
+# -- results ----------------------------------------------------------------------------------------------------------
+
+
+def check_all_reduce(size: int, n_elems: int, codec: str) -> None:
+    group = group_of(size)
+    if dist.get_rank() >= size:
+        return
+    xs = inputs(n_elems)[:size]
+    x = xs[dist.get_rank()].clone()
+
+    assert zcomm.all_reduce(x, dist.ReduceOp.AVG, group, codec=codec) is None
+
+    chosen = zcomm.codec(codec)
+    expected = oracle.all_reduce(chosen, chosen, [each.numpy() for each in xs], topology_of(size), "AVG")
+    if size == 1:
+        expected = xs[0].numpy()
+    assert x.numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("codec", ["raw", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("n_elems", [0, 1, 7, 2305, 300_001])
+def test_all_reduce_over_gloo_is_the_definition(torch_world, codec, n_elems):
+    for size in (1, 2, 3, 4):
+        torch_world.run(check_all_reduce, size, n_elems, codec)
+
+
+def check_gather_and_scatter(size: int, dtype: torch.dtype, asynchronous: bool) -> None:
+    group = group_of(size)
+    rank = dist.get_rank()
+    if rank >= size:
+        return
+    codec = zcomm.codec("int8")
+    shards = [x.numpy() for x in inputs(1031, dtype)[:size]]
+    wholes = [x.numpy() for x in inputs(1031 * size, dtype)[:size]]
+    gathered, scattered = torch.full((1031 * size,), np.nan, dtype=dtype), torch.full((1031,), np.nan, dtype=dtype)
+
+    works = [
+        zcomm.all_gather_single(gathered, torch.from_numpy(shards[rank]), group, asynchronous, codec="int8"),
+        zcomm.reduce_scatter_single(
+            scattered, torch.from_numpy(wholes[rank]), dist.ReduceOp.SUM, group, asynchronous, codec="int8"
+        ),
+    ]
+    if asynchronous:
+        assert all(isinstance(work, dist.Work) for work in works)
+        assert works[1].get_future().wait() is scattered
+        assert works[0].wait() is True
+        assert all(work.is_completed() for work in works)
+    else:
+        assert works == [None, None]
+
+    wanted = oracle.all_gather(codec, shards)
+    sums = oracle.reduce_scatter(codec, codec, wholes, topology_of(size), "SUM")
+    if size > 1:
+        assert gathered.numpy().tobytes() == wanted.tobytes()
+        assert scattered.numpy().tobytes() == sums[rank].tobytes()
+    else:
+        assert gathered.numpy().tobytes() == shards[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES), ids=str)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_gather_and_scatter_keep_dtype_and_shape(torch_world, dtype, asynchronous):
+    for size in (1, 2, 3, 4):
+        torch_world.run(check_gather_and_scatter, size, dtype, asynchronous)
+
+
+def check_torch_operators() -> None:
+    xs = inputs(500)
+    total = torch.stack(xs).sum(0)
+    for op, wanted in [
+        (dist.ReduceOp.SUM, total),
+        (dist.ReduceOp.AVG, total / 4),
+        (dist.ReduceOp(dist.ReduceOp.SUM), total),
+        (dist._make_nccl_premul_sum(0.25), total * 0.25),
+    ]:
+        x = xs[dist.get_rank()].clone()
+        zcomm.all_reduce(x, op, codec="raw")
+        assert torch.allclose(x, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_torch_s_operators_mean_what_they_mean_in_torch(torch_world):
+    torch_world.run(check_torch_operators)
+
+
+def check_strides() -> None:
+    for view in (lambda x: x[::2], lambda x: x.t(), lambda x: x[:, 1:], lambda x: x[3, 2]):
+        wholes = [x.reshape(20, 15) for x in inputs(300)]
+        mine = wholes[dist.get_rank()].clone()
+        zcomm.all_reduce(view(mine), codec="raw")
+        expected = wholes[dist.get_rank()].clone()
+        view(expected).copy_(torch.stack([view(x) for x in wholes]).sum(0))
+        assert torch.allclose(mine, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_strided_views_are_reduced_in_place(torch_world):
+    torch_world.run(check_strides)
+
+
+def check_others_untouched() -> None:
+    x = torch.arange(1000, dtype=torch.float32) / 7
+    zcomm.all_reduce(x.clone(), codec="int2")
+    plain = x.clone()
+    dist.all_reduce(plain)
+    assert torch.equal(plain, x * 4)
+    requires_grad = torch.nn.Parameter(torch.ones(10))
+    zcomm.all_reduce(requires_grad, codec="raw")
+    assert requires_grad.tolist() == [4.0] * 10
+
+
+def test_other_collectives_of_the_program_stay_exact(torch_world):
+    torch_world.run(check_others_untouched)
+
+
+def test_arguments_are_torch_s_with_codec_behind():
+    for name, torch_names in {
+        "all_reduce": ["all_reduce"],
+        "all_gather_single": ["all_gather_single", "all_gather_into_tensor"],
+        "all_gather_into_tensor": ["all_gather_into_tensor"],
+        "reduce_scatter_single": ["reduce_scatter_single", "reduce_scatter_tensor"],
+        "reduce_scatter_tensor": ["reduce_scatter_tensor"],
+    }.items():
+        theirs = next(getattr(dist, each) for each in torch_names if hasattr(dist, each))
+        ours = inspect.signature(getattr(zcomm, name)).parameters
+
+        assert list(ours) == [*inspect.signature(theirs).parameters, "codec"]
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def check_refusals() -> list[str]:
+    """Every refusal's message; nothing may have travelled, and the next call must work."""
+    full, part = torch.ones(40), torch.ones(10)
+    before = zcomm.plugs.torch_calls.communicator()._transport.wire_bytes_sent
+    told = []
+    for kind, call in [
+        (CodecError, lambda: zcomm.all_reduce(full, codec="int9")),
+        (CodecError, lambda: zcomm.all_reduce(full, codec="int8:0")),
+        (CodecError, lambda: zcomm.all_reduce(full, codec="nf4")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4, dtype=torch.int32), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4, dtype=torch.bool), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4, dtype=torch.complex64), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4).to(torch.float8_e4m3fn), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4, device="meta"), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(4).to_sparse(), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce(torch.ones(1).expand(4), codec="int8")),
+        (BufferError, lambda: zcomm.all_reduce([1.0, 2.0], codec="int8")),
+        (ReduceOpError, lambda: zcomm.all_reduce(full, dist.ReduceOp.MAX, codec="int8")),
+        (ReduceOpError, lambda: zcomm.all_reduce(full, dist.ReduceOp.PRODUCT, codec="int8")),
+        (ReduceOpError, lambda: zcomm.all_reduce(full, "median", codec="int8")),
+        (BufferError, lambda: zcomm.all_gather_single(torch.empty(39), part, codec="int8")),
+        (BufferError, lambda: zcomm.all_gather_single(torch.empty(40).bfloat16(), part, codec="int8")),
+        (BufferError, lambda: zcomm.all_gather_single(torch.empty(40, device="meta"), part, codec="int8")),
+        (BufferError, lambda: zcomm.all_gather_single(full, full[5:15], codec="int8")),
+        (BufferError, lambda: zcomm.reduce_scatter_single(torch.empty(9), full, codec="int8")),
+        (BufferError, lambda: zcomm.reduce_scatter_single(torch.empty(10), torch.ones(41), codec="int8")),
+        (GroupError, lambda: zcomm.all_reduce(full, group="world", codec="int8")),
+    ]:
+        with pytest.raises(kind) as caught:
+            call()
+        told.append(str(caught.value))
+    assert zcomm.plugs.torch_calls.communicator()._transport.wire_bytes_sent == before
+    x = torch.ones(5)
+    zcomm.all_reduce(x, codec="int8")
+    assert torch.allclose(x, torch.full((5,), 4.0), rtol=0.01)
+    return told
+
+
+def test_bad_arguments_are_refused_alike_everywhere_before_a_byte_moves(torch_world):
+    by_rank = torch_world.run(check_refusals)
+
+    assert by_rank.count(by_rank[0]) == len(by_rank)
+    told = by_rank[0]
+    assert "int8" in told[0]
+    assert "bf16" in told[0]  # the known spellings
+    assert "int32" in told[3]
+    assert "torch.distributed" in told[3]
+    assert "meta" in told[7]
+    assert "SUM, AVG or PREMUL_SUM" in told[11]
+    assert "39" in told[14]
+    assert "40" in told[14]
+
+
+def check_stranger() -> str | None:
+    group = group_of(2)
+    if dist.get_rank() < 2:
+        return None
+    with pytest.raises(GroupError) as caught:
+        zcomm.all_reduce(torch.ones(4), group=group, codec="int8")
+    return str(caught.value)
+
+
+def test_a_rank_outside_the_group_is_told_so(torch_world):
+    told = torch_world.run(check_stranger)
+
+    assert "not in" in told[2]
+
+
+def test_before_init_process_group_is_a_clear_error():
+    program = "import torch, zcomm\ntry:\n    zcomm.all_reduce(torch.ones(3), codec='int8')\nexcept RuntimeError as e:\n    print(e)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert "init_process_group" in done.stdout, done.stderr
+
+
+def test_a_world_of_one_under_a_launcher_of_two_is_noticed():
+    program = textwrap.dedent("""
+        import os, torch, torch.distributed as dist, zcomm
+        os.environ["WORLD_SIZE"] = "2"
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        try:
+            zcomm.all_reduce(torch.ones(3), codec="int8")
+        except zcomm.errors.GroupError as e:
+            print(e)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+    assert "launcher started 2" in done.stdout, done.stderr
+
+
+def check_late_rank() -> str | None:
+    group = dist.new_group([0, 1, 2, 3])
+    comm = zcomm.Communicator(group, zcomm.Plan("int8", timeout_s=1.0))
+    comm.all_reduce(torch.ones(100))
+    if dist.get_rank() == 3:
+        return None  # does not call
+    with pytest.raises((PeerTimeout, TransportError)) as caught:
+        comm.all_reduce(torch.ones(100))
+    return str(caught.value)
+
+
+def test_a_rank_that_does_not_come_is_named_within_the_timeout(torch_world):
+    told = torch_world.run(check_late_rank)
+
+    assert any("rank 3" in message for message in told[:3])
+    for message in told[:3]:
+        assert "all_reduce number 2" in message
+        assert "100 float32 as int8" in message
+
+
+def check_disagreement(field: str) -> str:
+    rank = dist.get_rank()
+    plan = zcomm.Plan("int4" if field == "plan" and rank == 2 else "int8")
+    topology = None
+    if field == "topology":
+        topology = TWO_BY_TWO if rank != 1 else Topology(nodes=1, ranks_per_node=4)
+    with pytest.raises(zcomm.errors.MismatchError) as caught:
+        zcomm.Communicator(None, plan, topology)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "odd"), [("plan", 2), ("topology", 1)])
+def test_ranks_that_disagree_fail_everywhere_and_are_named(torch_world, field, odd):
+    told = torch_world.run(check_disagreement, field)
+
+    assert told.count(told[0]) == 4
+    assert f"rank {odd} " in told[0]
+    assert field in told[0]
+
+
+# -- memory -----------------------------------------------------------------------------------------------------------
+
+
+def check_memory(calls: int) -> tuple[int, int]:
+
+    generator = np.random.default_rng(7)  # the same sizes on every rank
+    comm = zcomm.Communicator(None, "int8")
+    most = 200_000
+    comm.all_reduce(torch.ones(most))
+    start = None
+    for call in range(calls):
+        comm.all_reduce(torch.ones(int(generator.integers(1, most))))
+        if call == calls // 10:
+            start = resident_bytes()
+    grown = resident_bytes() - start
+    free = comm._scratch.free_bytes
+    comm.close()
+    return grown, free
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_memory_stays_flat_over_two_thousand_calls_of_changing_size(torch_world):
+    for grown, free in torch_world.run(check_memory, 2000):
+        assert grown < 8 << 20
+        assert free < 2 << 20

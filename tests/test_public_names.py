@@ -1,0 +1,43 @@
+"""The names that `import zcomm` offers: complete, sorted, documented, and of one version."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import zcomm
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_all_names_exist_and_nothing_else_is_public():
+    assert list(zcomm.__all__) == sorted(zcomm.__all__)
+    assert dir(zcomm) == sorted(zcomm.__all__)
+    for name in zcomm.__all__:
+        assert getattr(zcomm, name) is not None
+
+
+def test_every_public_function_and_class_says_what_it_does():
+    for name in zcomm.__all__:
+        value = getattr(zcomm, name)
+        if inspect.isclass(value) or inspect.isfunction(value):
+            assert inspect.getdoc(value), name
+            members = inspect.getmembers(value, inspect.isfunction) if inspect.isclass(value) else []
+            for member, function in members:
+                if not member.startswith("_") and function.__module__.startswith("zcomm"):
+                    assert inspect.getdoc(function), f"{name}.{member}"
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(AttributeError, match="all_reduce"):
+        zcomm.all_redoce  # noqa: B018
+
+
+def test_the_version_is_the_distribution_s():
+    text = (ROOT / "pyproject.toml").read_text()
+
+    assert re.search(r'^version = "(.*)"$', text, re.MULTILINE).group(1) == zcomm.__version__
+    assert f"## {zcomm.__version__}" in (ROOT / "CHANGELOG.md").read_text()
