@@ -80,13 +80,12 @@ def compress(
             )
         )
     groups = [group for module in modules for group in _parameter_groups(module)]
-    n_shared = _share_node_groups(groups)
-    full = {
-        group.mesh_info.shard_process_group
-        for group in groups
-        if hasattr(group.mesh_info, "shard_process_group")
-    }
+    full = {group.mesh_info.shard_process_group for group in groups if hasattr(group.mesh_info, "shard_process_group")}
+    if topology is not None:
+        for group in full:
+            topology.check_size(group.size())
     compressed = Compressed(modules, full, weights, gradients, node_weights, topology)
+    n_shared = _share_node_groups(groups)
     compressed.install()
     if prefetch:
         _prefetch_forward(modules)
@@ -138,7 +137,8 @@ class Compressed:
             "node_all_gather": self._node_gather,
             "reduce_scatter": self._reduce,
         }
-        return {name: each.total() for name, each in named.items() if each is not None and each.communicators}
+        totals = {name: each.total() for name, each in named.items() if each is not None}
+        return {name: total for name, total in totals.items() if total.calls}
 
     def reset_stats(self) -> None:
         """Count anew from here."""
