@@ -80,7 +80,8 @@ class Cast:
             relative, absolute, overflow = 2.0**-8, 2.0**-134, 2.0**128 * (1 - 2.0**-9)
         else:
             relative, absolute, overflow = 2.0**-11, 2.0**-25, 65520.0
-        magnitude = np.abs(x.astype(np.float64))
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            magnitude = np.abs(x.astype(np.float64))
         return np.where(magnitude < overflow, np.maximum(relative * magnitude, absolute), np.inf)
 
 

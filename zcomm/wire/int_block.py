@@ -146,7 +146,8 @@ class IntBlock:
             rows = _rows(x[blocks.elements], blocks.stored)
             scales = self._scales(rows)
             step = scales.values[:, None].astype(np.float64)
-            magnitude = np.abs(rows.astype(np.float64))
+            with np.errstate(invalid="ignore"):  # signalling NaNs
+                magnitude = np.abs(rows.astype(np.float64))
             rounded = 0.5 * step + 2.0**-21 * magnitude
             of_rows = np.where(np.isnan(step), np.inf, np.where(step == 0, magnitude, rounded))
             bound[blocks.elements] = of_rows.reshape(-1)[: blocks.elements.stop - blocks.elements.start]

@@ -1,0 +1,122 @@
+"""Claims that hold for every codec, each a function of the codec. A codec's test file calls them and adds its own."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+
+from zcomm.errors import CodecError
+from zcomm.wire.codec import WIRE_ALIGNMENT, Codec
+from zcomm.wire.registry import codec
+
+VECTORS = Path(__file__).with_name("vectors")
+GUARD = 0xA5
+
+
+def element_type(kind: Codec) -> np.dtype:
+    """What the codec's encode takes: float32, but raw's own."""
+    dtype = getattr(kind, "dtype", None)
+    return dtype.numpy if str(kind).startswith("raw") and dtype is not None else np.dtype(np.float32)
+
+
+def encoded(kind: Codec, x: np.ndarray) -> np.ndarray:
+    """Wire bytes of x, written between guard bytes that must survive."""
+    nbytes = kind.nbytes(x.size)
+    memory = np.full(nbytes + 2 * WIRE_ALIGNMENT, GUARD, np.uint8)
+    wire = memory[WIRE_ALIGNMENT : WIRE_ALIGNMENT + nbytes]
+    kind.encode(x, wire)
+    assert (memory[:WIRE_ALIGNMENT] == GUARD).all()
+    assert (memory[WIRE_ALIGNMENT + nbytes :] == GUARD).all()
+    return wire
+
+
+def decoded(kind: Codec, wire: np.ndarray, n_elems: int) -> np.ndarray:
+    """Elements out of wire, written between guard elements that must survive."""
+    memory = np.full(n_elems + 2, 7.5, element_type(kind))
+    kind.decode(wire, memory[1 : 1 + n_elems])
+    assert memory[0] == memory[-1] == 7.5
+    return memory[1 : 1 + n_elems]
+
+
+def check_identity(kind: Codec) -> None:
+    """It parses from its own string, pickles, compares, hashes and cannot be changed."""
+    assert codec(str(kind)) == kind
+    assert str(codec(str(kind))) == str(kind)
+    assert pickle.loads(pickle.dumps(kind)) == kind
+    assert hash(pickle.loads(pickle.dumps(kind))) == hash(kind)
+    assert codec(kind) is kind
+    try:
+        kind.bits = 3  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        return
+    raise AssertionError(f"{kind!r} can be changed")
+
+
+def check_nbytes(
+    kind: Codec,
+    expected: dict[int, int],  # n_elems: bytes, from the table in docs/wire-format.md
+) -> None:
+    """The size is what the documentation says, and arrays of another size are refused."""
+    assert {n: kind.nbytes(n) for n in expected} == expected
+    assert kind.nbytes(0) == 0
+    assert all(kind.nbytes(n) % WIRE_ALIGNMENT == 0 for n in range(100))
+    x = np.zeros(9, element_type(kind))
+    wire = np.zeros(kind.nbytes(9), np.uint8)
+    calls = (
+        lambda: kind.nbytes(-1),
+        lambda: kind.encode(x, wire[:-1]),
+        lambda: kind.encode(x, np.zeros(wire.size + 16, np.uint8)),
+        lambda: kind.encode(x.reshape(3, 3), wire),
+        lambda: kind.encode(x.astype(np.int32), wire),
+        lambda: kind.decode(wire[:-16], x),
+        lambda: kind.decode(wire.view(np.int8), x),
+    )
+    for call in calls:
+        try:
+            call()
+        except CodecError:
+            continue
+        raise AssertionError("a wrong argument was taken")
+
+
+def check_error_bound(
+    kind: Codec,
+    x: np.ndarray,  # float32 (n,)
+) -> None:
+    """Every element comes back within its own bound, and the bound is finite where the docs promise one."""
+    bound = kind.error_bound(x)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(decoded(kind, encoded(kind, x), x.size).astype(np.float64) - x)
+
+    assert bound.dtype == np.float64
+    assert bound.shape == x.shape
+    assert np.all((error <= bound) | np.isinf(bound))
+
+
+def check_deterministic(kind: Codec, x: np.ndarray) -> None:
+    """What is encoded does not depend on what the memory held, and encoding leaves the input alone."""
+    before = x.tobytes()
+    first = encoded(kind, x)
+    other = np.zeros(kind.nbytes(x.size), np.uint8)
+    kind.encode(x, other)
+
+    assert first.tobytes() == other.tobytes()
+    assert x.tobytes() == before
+
+
+def check_golden(name: str) -> None:
+    """Bytes and decoded values are those of the independent implementation in make_vectors.py."""
+    kind = codec(name)
+    with np.load(VECTORS / f"{name.replace(':', '-')}.npz") as vectors:
+        cases = sorted(key.removesuffix("/x") for key in vectors if key.endswith("/x"))
+        assert len(cases) >= 20
+        for case in cases:
+            x = vectors[f"{case}/x"].view(np.float32)
+            wire = encoded(kind, x)
+            assert wire.tobytes() == vectors[f"{case}/wire"].tobytes(), f"{name}: wire bytes of {case!r}"
+            y, expected = decoded(kind, wire, x.size), vectors[f"{case}/decoded"].view(np.float32)
+            assert np.array_equal(np.isnan(y), np.isnan(expected)), f"{name}: NaNs of {case!r}"
+            y, expected = y[~np.isnan(y)], expected[~np.isnan(expected)]
+            assert y.tobytes() == expected.tobytes(), f"{name}: decoded values of {case!r}"

@@ -1,0 +1,243 @@
+"""Writes tests/wire/vectors/*.npz: golden bytes from a slow scalar implementation of docs/wire-format.md.
+
+    python tests/wire/make_vectors.py
+
+Numbers are exact fractions and every rounding is spelled out, element by element. It shares no code and no idea with
+zcomm.wire (no float arithmetic, no masks, no vector operations), so that a mistake has to be made twice to go unseen.
+Run it again only when the wire format's version changes.
+"""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+FOLDER = Path(__file__).with_name("vectors")
+
+
+class Format(NamedTuple):
+    """A binary floating-point format."""
+
+    width: int  # bits altogether
+    precision: int  # significant bits, the implicit one included
+    smallest: int  # exponent of the smallest subnormal
+
+    @property
+    def sign(self) -> int:
+        return 1 << (self.width - 1)
+
+    @property
+    def infinity(self) -> int:
+        return (self.sign - 1) >> (self.precision - 1) << (self.precision - 1)
+
+
+FP32, BF16, FP16 = Format(32, 24, -149), Format(16, 8, -133), Format(16, 11, -24)
+
+
+def value(bits: int, form: Format) -> Fraction | None:
+    """The number that bits stand for; None for Inf and NaN."""
+    magnitude = bits & (form.sign - 1)
+    if magnitude >= form.infinity:
+        return None
+    exponent, fraction = divmod(magnitude, 1 << (form.precision - 1))
+    if exponent > 0:
+        fraction += 1 << (form.precision - 1)
+    number = Fraction(fraction) * Fraction(2) ** (form.smallest + max(exponent - 1, 0))
+    return -number if bits & form.sign else number
+
+
+def nearest(number: Fraction, form: Format) -> int:
+    """Bits of the closest number in the format, ties to the even one; Inf beyond half a step over the largest."""
+    sign, number = (form.sign, -number) if number < 0 else (0, number)
+    low, high = 0, form.infinity  # value(low) <= number < value(high); Inf counts as the next power of two
+    if number >= Fraction(2) ** (form.smallest + (form.infinity >> (form.precision - 1)) + form.precision - 2):
+        return sign | form.infinity
+    while high - low > 1:
+        middle = (low + high) // 2
+        of_middle = value(middle, form)
+        assert of_middle is not None
+        low, high = (middle, high) if of_middle <= number else (low, middle)
+    below = value(low, form)
+    assert below is not None
+    above = value(high, form)
+    if above is None:
+        above = 2 * below - (value(low - 1, form) or Fraction(0))
+    if number - below != above - number:
+        return sign | (low if number - below < above - number else high)
+    return sign | (low if low % 2 == 0 else high)
+
+
+def to_fp32(number: Fraction) -> Fraction:
+    """The number as one fp32 operation leaves it. Only for results that do not overflow."""
+    rounded = value(nearest(number, FP32), FP32)
+    assert rounded is not None
+    return rounded
+
+
+def to_integer(number: Fraction) -> int:
+    """Nearest integer, ties to even."""
+    return round(number)
+
+
+def block_scale(block: list[int], qmax: int) -> int | None:
+    """bfloat16 bits of a block's scale; None if the block is not finite."""
+    values = [value(bits, FP32) for bits in block]
+    if None in values:
+        return None
+    largest = max(abs(v) for v in values if v is not None)
+    if largest < Fraction(1, 2**96):
+        return 0
+    quotient = to_fp32(largest / qmax)
+    scale = nearest(quotient, BF16)
+    while value(scale, BF16) is not None and value(scale, BF16) < quotient:  # type: ignore[operator]
+        scale += 1
+    while value(scale, BF16) is not None and value(scale, BF16) * qmax < largest:  # type: ignore[operator]
+        scale += 1
+    beyond = Fraction(2) ** 128  # the first power of two that fp32 has no number for
+    while value(scale, BF16) is None or value(scale, BF16) * qmax >= beyond:  # type: ignore[operator]
+        scale -= 1
+    return scale
+
+
+def plane_bits(codes: list[int], bits: int) -> list[int]:
+    """The bytes of one block's codes, bit by bit."""
+    r, out, low = len(codes), [], 0
+    for field in (8, 4, 2, 1):
+        if not bits & field:
+            continue
+        per_byte = 8 // field
+        length = r // per_byte
+        plane = [0] * length
+        for element, code in enumerate(codes):
+            for bit in range(field):
+                is_set = (code >> (low + bit)) % 2  # Python's shift of a negative number is two's complement
+                plane[element % length] += is_set << (element // length * field + bit)
+        out += plane
+        low += field
+    return out
+
+
+def padded(data: list[int]) -> list[int]:
+    """Zero bytes up to a multiple of 16."""
+    return data + [0] * (-len(data) % 16)
+
+
+def int_block(x: list[int], bits: int, block: int) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    qmax = 2 ** (bits - 1) - 1
+    scales: list[int] = []
+    codes: list[int] = []
+    decoded: list[int] = []
+    for start in range(0, len(x), block):
+        part = x[start : start + block]
+        scale = block_scale(part, qmax)
+        size = len(part) + -len(part) % 8
+        q = [0] * size
+        if scale is None:
+            scales += [0xC0, 0x7F]
+            decoded += [0x7FC00000] * len(part)
+        else:
+            scales += [scale % 256, scale // 256]
+            s = value(scale, BF16)
+            assert s is not None
+            for i, element in enumerate(part):
+                of_element = value(element, FP32)
+                assert of_element is not None
+                if s > 0:
+                    q[i] = max(-qmax, min(qmax, to_integer(to_fp32(of_element * to_fp32(1 / s)))))
+                decoded.append(nearest(q[i] * s, FP32))
+        codes += plane_bits(q, bits)
+    return padded(scales) + padded(codes), decoded
+
+
+def cast(x: list[int], form: Format, quiet: int) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    wire: list[int] = []
+    decoded: list[int] = []
+    for bits in x:
+        sign, magnitude = bits >> 31, bits % 2**31
+        if magnitude > FP32.infinity:
+            narrow, wide = quiet, 0x7FC00000
+        elif magnitude == FP32.infinity:
+            narrow, wide = form.infinity, FP32.infinity
+        else:
+            number = value(magnitude, FP32)
+            assert number is not None
+            narrow = nearest(number, form)
+            back = value(narrow, form)
+            wide = FP32.infinity if back is None else nearest(back, FP32)
+        narrow += sign << 15
+        wire += [narrow % 256, narrow // 256]
+        decoded.append(wide + (sign << 31))
+    return padded(wire), decoded
+
+
+def raw(x: list[int]) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    return padded([byte for bits in x for byte in bits.to_bytes(4, "little")]), x
+
+
+def inputs(block: int) -> dict[str, list[int]]:
+    """Bit patterns of float32 elements, by the name of the case."""
+    rng = random.Random(block)
+
+    def of(number: float) -> int:
+        return nearest(Fraction(number), FP32)
+
+    def normal(n: int) -> list[int]:
+        return [of(rng.gauss(0, 1)) for _ in range(n)]
+
+    block = min(block, 256)
+    ties = [of(0.5 * rng.randint(-255, 255)) for _ in range(block)]
+    return {
+        "empty": [],
+        "one": [of(-3.25)],
+        "seven": normal(7),
+        "eight": normal(8),
+        "nine": normal(9),
+        "whole": normal(block),
+        "partial": normal(block + block // 2 + 3),
+        "wide": [of(rng.gauss(0, 1) * 2.0 ** rng.randint(-30, 30)) for _ in range(block + 5)],
+        "zero": [0, 0x80000000] * (block // 2),
+        "subnormal": [rng.randrange(2**23) + rng.randrange(2) * 2**31 for _ in range(block)],
+        "under threshold": [0x0F7FFFFF, 0x8F7FFFFF, *[0] * 6],
+        "at threshold": [0x0F800000, 0x8F800000, 0x0F000000, 1, *[0] * 4],
+        "infinite, then finite": [*normal(block - 1), 0xFF800000, *normal(11)],
+        "nan, then finite": [0x7F800001, *normal(block - 1), *normal(3)],
+        "largest": [0x7F7FFFFF, 0xFF7FFFFF, 0x7F000000, 0x7E800000, 0x00000001, *normal(9)],
+        "under the cap": [0x7F7EFFFF, 0x7E7FFFFF, 0xFEFFFFFF, *normal(5)],
+        "ties": ties,
+        "near ties": [bits + rng.choice((-1, 1)) if bits % 2**31 else bits for bits in ties],
+        "any bits": [rng.randrange(2**32) for _ in range(16)],
+        "powers of two": [((i % 254 + 1) << 23) | (i % 2) << 31 for i in range(block)],
+    }
+
+
+def main() -> None:
+    """Write every file."""
+    FOLDER.mkdir(exist_ok=True)
+    codecs = {f"int{bits}": (bits, 256 if bits >= 5 else 128) for bits in range(2, 9)}
+    codecs |= {"int4:64": (4, 64), "int8:8": (8, 8), "int6:24": (6, 24), "int3:40": (3, 40), "int7:16": (7, 16)}
+    for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, "bf16", "fp16", "raw")]:
+        arrays = {}
+        for case, x in inputs(block).items():
+            if name in codecs:
+                wire, decoded = int_block(x, *codecs[name])
+            elif name == "raw":
+                wire, decoded = raw(x)
+            else:
+                form, quiet = (BF16, 0x7FC0) if name == "bf16" else (FP16, 0x7E00)
+                wire, decoded = cast(x, form, quiet)
+            arrays[f"{case}/x"] = np.array(x, np.uint32)
+            arrays[f"{case}/wire"] = np.array(wire, np.uint8)
+            arrays[f"{case}/decoded"] = np.array(decoded, np.uint32)
+        np.savez_compressed(FOLDER / f"{name.replace(':', '-')}.npz", **arrays)
+        print(name, sum(len(a) for a in arrays.values()), "values")
+
+
+if __name__ == "__main__":
+    main()

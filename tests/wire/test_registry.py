@@ -1,0 +1,82 @@
+"""Spellings of codecs."""
+
+import pytest
+
+from zcomm.errors import CodecError
+from zcomm.wire.cast import Cast
+from zcomm.wire.int_block import IntBlock
+from zcomm.wire.raw import Raw
+from zcomm.wire.registry import NAMES, codec
+
+KNOWN = "bf16, fp16, int2, int3, int4, int5, int6, int7, int8, raw"
+
+
+@pytest.mark.parametrize(
+    ("spelling", "kind"),
+    [
+        ("raw", Raw("float32")),
+        ("raw:bfloat16", Raw("bfloat16")),
+        ("bf16", Cast("bfloat16")),
+        ("fp16", Cast("float16")),
+        ("int8", IntBlock(8, 256)),
+        ("int7", IntBlock(7, 256)),
+        ("int6", IntBlock(6, 256)),
+        ("int5", IntBlock(5, 256)),
+        ("int4", IntBlock(4, 128)),
+        ("int3", IntBlock(3, 128)),
+        ("int2", IntBlock(2, 128)),
+        ("int8:512", IntBlock(8, 512)),
+        ("int4:64", IntBlock(4, 64)),
+    ],
+)
+def test_a_spelling_and_its_codec_stand_for_each_other(spelling: str, kind: object) -> None:
+    assert codec(spelling) == kind
+    assert str(kind) == spelling
+
+
+def test_the_default_block_is_not_spelled_out() -> None:
+    assert str(codec("int8:256")) == "int8"
+    assert str(codec("raw:float32")) == "raw"
+
+
+def test_names_are_sorted_so_that_errors_and_help_read_well() -> None:
+    assert list(NAMES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize(
+    "spec", ["int1", "int9", "int", "INT8", " int8", "int8 ", "", "zstd", ":", "int08", "8", "RAW", "int8\n"]
+)
+def test_an_unknown_spelling_is_refused_with_the_known_ones(spec: str) -> None:
+    with pytest.raises(CodecError, match=KNOWN):
+        codec(spec)
+
+
+@pytest.mark.parametrize("spec", [None, True, 8, b"int8", IntBlock, ["int8"], object()])
+def test_what_is_no_codec_is_refused_with_the_known_ones(spec: object) -> None:
+    with pytest.raises(CodecError, match=KNOWN):
+        codec(spec)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("spec", ["int8:0", "int8:-1", "int8:3", f"int8:{2**40}"])
+def test_a_block_out_of_range_is_refused_with_the_range(spec: str) -> None:
+    with pytest.raises(CodecError, match="multiple of 8 from 8 to 65536"):
+        codec(spec)
+
+
+@pytest.mark.parametrize(
+    "spec", ["int8:", "int8:x", "int8:0128", "int8:+8", "int8:8:8", "int8:8.0", "int8:٨", "int8:" + "9" * 5000]
+)
+def test_a_block_that_is_no_number_is_refused_with_an_example(spec: str) -> None:
+    with pytest.raises(CodecError, match="write int8:256"):
+        codec(spec)
+
+
+@pytest.mark.parametrize("spec", ["bf16:", "fp16:2", "raw:bf16", "raw:", "raw:float32:x"])
+def test_options_that_a_codec_does_not_have_are_refused(spec: str) -> None:
+    with pytest.raises(CodecError):
+        codec(spec)
+
+
+def test_errors_are_value_errors_too() -> None:
+    with pytest.raises(ValueError, match="no codec"):
+        codec("int9")
