@@ -1,0 +1,131 @@
+"""What a call costs besides the wire: Python and codec, for a small message, with a transport that moves nothing.
+
+    python bench/overhead.py --json bench/results/overhead.json
+
+Rank 0 of four ranks is played in one process. Its peers are silent: sends are dropped, receives are full at once, so what
+is left is what zcomm adds to the backend's own time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import zcomm
+from zcomm.transports.transport import Parcel
+
+
+class SilentTransport:
+    """Four ranks of which only this one exists."""
+
+    name = "silent"
+    rank = 0
+    size = 4
+    device = "cpu"
+    group_name = "silent world of 4"
+    wire_bytes_sent = 0
+
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Zeros, which decode as zero blocks."""
+        return np.zeros(nbytes, np.uint8)
+
+    def address(self, memory: np.ndarray) -> int:
+        """Where memory starts."""
+        return int(memory.__array_interface__["data"][0])
+
+    def new_tags(self) -> int:
+        """Tags do not matter."""
+        return 0
+
+    def open(
+        self, outgoing: Sequence[Parcel], incoming: Sequence[Parcel], tag: int, timeout_s: float | None
+    ) -> SilentExchange:
+        """Nothing to post."""
+        return SilentExchange(outgoing, incoming if tag == 0 else ())
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class SilentExchange:
+    """Echoes the greeting, drops everything else."""
+
+    def __init__(self, outgoing: Sequence[Parcel], greeting: Sequence[Parcel]) -> None:
+        self._outgoing = outgoing
+        self._greeting = greeting
+
+    def start(self) -> None:
+        """Peers greet as this rank does."""
+        for parcel, answer in zip(self._outgoing, self._greeting, strict=False):
+            answer.payload[:] = parcel.payload
+
+    def wait(self) -> None:
+        """Everything is there."""
+
+    def close(self) -> None:
+        """Everything is taken."""
+
+
+def main() -> None:
+    """Print and write one row per collective, codec and number of hops."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nbytes", type=int, default=4096, help="of the float32 input (default 4096)")
+    parser.add_argument("--calls", type=int, default=3000)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    try:
+        import torch
+
+        def array(n_elems: int) -> Any:
+            return torch.ones(n_elems)
+    except ImportError:
+
+        def array(n_elems: int) -> Any:
+            return np.ones(n_elems, np.float32)
+
+    n_elems = args.nbytes // 4
+    rows = []
+    print(f"{'collective':<16}{'codec':<8}{'hops':<6}{'us per call':>12}{'p90':>8}")
+    for hops, topology in ((1, zcomm.Topology(nodes=1, ranks_per_node=4)), (2, zcomm.Topology(nodes=2, ranks_per_node=2))):
+        comm = zcomm.Communicator(SilentTransport(), zcomm.Plan(hierarchical=hops == 2), topology)
+        for codec in ("raw", "int8", "int4"):
+            whole, part = array(n_elems), array(n_elems // 4)
+            calls = {
+                "all_reduce": lambda: comm.all_reduce(whole, "avg", codec),
+                "all_gather": lambda: comm.all_gather_single(whole, part, codec),
+                "reduce_scatter": lambda: comm.reduce_scatter_single(part, whole, "avg", codec),
+            }
+            for name, call in calls.items():
+                for _ in range(50):
+                    call()
+                times = []
+                for _ in range(args.calls):
+                    started = time.perf_counter()
+                    call()
+                    times.append((time.perf_counter() - started) * 1e6)
+                times.sort()
+                row = {
+                    "collective": name,
+                    "codec": codec,
+                    "hops": hops,
+                    "nbytes": args.nbytes,
+                    "median_us": statistics.median(times),
+                    "p90_us": times[len(times) * 9 // 10],
+                }
+                rows.append(row)
+                print(f"{name:<16}{codec:<8}{hops:<6}{row['median_us']:>12.1f}{row['p90_us']:>8.1f}")
+    if args.json:
+        command = " ".join(["python", "bench/overhead.py", *sys.argv[1:]])
+        args.json.write_text(json.dumps({"about": {"command": command, "zcomm": zcomm.__version__}, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
