@@ -1,4 +1,4 @@
-"""What the tests of the emulated cluster share: starting one, programs for its ranks, looking for what is left."""
+"""What the tests of the emulated cluster share: starting one, a program for it, finding what is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ needs_namespaces = pytest.mark.skipif(
     isinstance(ALLOWED, Refused), reason=f"network namespaces are not allowed here: {ALLOWED}"
 )
 
-# rank 0 sends nbytes to rank `to` over TCP, waits for its answer, and tells the time that took and its node's counters
+# rank 0 sends nbytes to rank `to` over TCP, waits for the answer, tells the time and its node's bytes
 SEND = """
 import json, os, socket, sys, time
 rank, to, nbytes = int(os.environ["RANK"]), int(sys.argv[1]), int(sys.argv[2])
@@ -52,7 +52,7 @@ elif rank == 0:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's variables, the package on the path, and a marker by which left-over processes are found."""
+    """This process's variables, with the package and what it needs on the path."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("ZCOMM_")}
     return own | {"PYTHONPATH": os.pathsep.join(path for path in [str(ROOT), *sys.path] if path)} | more
 

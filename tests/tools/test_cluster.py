@@ -101,7 +101,8 @@ def test_a_link_takes_the_time_of_the_wire(tmp_path: Path):
 # every rank but `to` sends nbytes to it at once; it tells how long that took from the first byte
 ALL_TO_ONE = """
 import os, socket, sys, threading, time
-rank, world, to, nbytes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(sys.argv[1]), int(sys.argv[2])
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+to, nbytes = int(sys.argv[1]), int(sys.argv[2])
 def drain(connection):
     left = nbytes
     while left:
@@ -173,7 +174,10 @@ def test_json_tells_status_and_counters_of_a_failing_program(tmp_path: Path):
 
 
 def test_output_passes_through_line_by_line():
-    half = "import sys, os; sys.stdout.write('x' * 5000 + os.environ['RANK'] + '\\n'); sys.stderr.write('no newline')"
+    half = (
+        "import sys, os; sys.stdout.write('x' * 5000 + os.environ['RANK'] + '\\n');"
+        "sys.stderr.write('no newline')"
+    )
     ended = run_cluster("--nodes", "1", "--quiet", "--", *PYTHON, half)
 
     assert sorted(ended.out.splitlines()) == ["x" * 5000 + "0", "x" * 5000 + "1"]

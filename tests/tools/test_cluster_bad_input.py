@@ -13,7 +13,7 @@ from zcomm.tools import cli, cluster
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
-    """A folder with a script that is not executable, as the current one; starting anything in it is a failure."""
+    """The current folder, with a script that is not executable; starting anything is a failure."""
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text("print('hello')\n")
 
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         (["--", "./no-such-file"], "does not exist"),
         (["--", "./train.py"], "not an executable file; run it by its interpreter, as in: python ./train.py"),
         (["--", "train.py"], "run as: python train.py"),
-        (["--", "."], "not an executable file"),
+        (["--", "."], "is a folder"),
         (["--json", "/no-such-folder/x.json", "--", "true"], "does not exist"),
         (["--json", ".", "--", "true"], "is a folder"),
     ],

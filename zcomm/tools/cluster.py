@@ -15,6 +15,7 @@ import contextlib
 import enum
 import json
 import os
+import select
 import shutil
 import signal
 import socket
@@ -194,11 +195,15 @@ class _Run:
         """Talk to the supervisor until it has ended."""
         receiver = Receiver(self._connection)
         try:
-            with _signals_to(self._pass_on):
+            with _signals_to(self._pass_on) as woken:
                 self._connection.sendall(pack_json(Kind.TASK, asdict(self._task)))
                 while not receiver.ended:
-                    for frame in receiver.receive():
-                        self._handle(frame)
+                    ready, _, _ = select.select([self._connection, woken], [], [])
+                    if woken in ready:
+                        woken.recv(512)  # the handlers have run by now
+                    if self._connection in ready:
+                        for frame in receiver.receive():
+                            self._handle(frame)
         finally:
             self._end()
         if self._result is None:
@@ -249,9 +254,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `zcomm cluster`."""
     parser.description = __doc__.splitlines()[0] if __doc__ else None
     parser.add_argument("--nodes", default="2", metavar="N", help=f"1 to {MOST_NODES} (default 2)")
-    parser.add_argument(
-        "--ranks-per-node", default="2", metavar="N", help=f"1 to {MOST_RANKS_PER_NODE} (default 2)"
-    )
+    parser.add_argument("--ranks-per-node", default="2", metavar="N", help=f"1 to {MOST_RANKS_PER_NODE} (default 2)")
     parser.add_argument(
         "--link",
         default="none",
@@ -264,15 +267,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="one way, node to node: 1ms, 250us; needs netem in the kernel",
     )
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here")
     parser.add_argument(
         "--quiet", action="store_true", help="no table; only what went wrong or was not applied is said"
     )
-    parser.add_argument(
-        "--timeout", metavar="S", help="end the program after this many seconds, with status 124"
-    )
+    parser.add_argument("--timeout", metavar="S", help="end the program after this many seconds, with status 124")
     parser.add_argument("--prefix", action="store_true", help="begin each line of output with its [rank]")
     parser.add_argument("--rank0-output", action="store_true", help="show what rank 0 writes only")
     parser.add_argument(
@@ -281,9 +280,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=UseNamespaces.AUTO.value,
         help="auto (default): real nodes where allowed, else paced in user space; require; off",
     )
-    parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs"
-    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -319,20 +316,29 @@ def run_command(args: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _signals_to(pass_on: Callable[[int], None]) -> Iterator[None]:
-    """Catch the signals that end a program, for a while; the main thread only can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda caught, _: pass_on(caught)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _signals_to(pass_on: Callable[[int], None]) -> Iterator[socket.socket]:
+    """Catch the signals that end a program, for a while; the main thread only can.
+
+    Yields a socket to wait on beside others: Python runs a handler only between two steps of its own, so a signal
+    that comes just before a blocking read would otherwise be held up by it.
+    """
+    woken, waker = socket.socketpair()
+    with woken, waker:
+        if threading.current_thread() is not threading.main_thread():
+            yield woken
+            return
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            numbers.append(signal.SIGHUP)
+        waker.setblocking(False)
+        waker_before = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda caught, _: pass_on(caught)) for number in numbers}
+        try:
+            yield woken
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            signal.set_wakeup_fd(waker_before)
 
 
 def _write_through(output: Output) -> None:
@@ -353,16 +359,14 @@ def _note(text: str) -> None:
 
 def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
     if not command:
-        raise ClusterError(
-            "no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py"
-        )
+        raise ClusterError("no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py")
     program = command[0]
     if shutil.which(program, path=environment.get("PATH")) is not None:
         return
+    if os.path.isdir(program):
+        raise ClusterError(f"the program {program} is a folder")
     if "/" in program and os.path.exists(program):
-        raise ClusterError(
-            f"{program} is not an executable file; run it by its interpreter, as in: python {program}"
-        )
+        raise ClusterError(f"{program} is not an executable file; run it by its interpreter, as in: python {program}")
     if os.path.exists(program):
         raise ClusterError(f"{program} is not a program on the PATH; a file here is run as: python {program}")
     raise ClusterError(f"the program {program} does not exist (or is not on the PATH)")
