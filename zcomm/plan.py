@@ -17,8 +17,8 @@ class Plan:
     """Settings of a communicator; all ranks must give equal ones. Codecs may be given by their spelling."""
 
     codec: Codec | str = "int8"  # between nodes, and wherever nothing else is said
-    intra_codec: Codec | str | None = None  # first hop of a two-hop reduction, inside a node; None: as codec
-    hierarchical: bool | None = None  # two hops; None: where the topology has two levels
+    intra_codec: Codec | str | None = None  # of a two-hop reduction's first hop, inside a node; None: as codec
+    hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     chunk_elems: int = field(
         default=512 * 1024
@@ -30,8 +30,8 @@ class Plan:
         object.__setattr__(self, "codec", parse_codec(self.codec))
         if self.intra_codec is not None:
             object.__setattr__(self, "intra_codec", parse_codec(self.intra_codec))
-        if self.hierarchical not in (None, True, False):
-            raise PlanError(f"hierarchical must be True, False or None, got {self.hierarchical!r}")
+        if not isinstance(self.hierarchical, bool):
+            raise PlanError(f"hierarchical must be True or False, got {self.hierarchical!r}")
         for name, least in (("min_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

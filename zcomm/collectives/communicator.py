@@ -259,7 +259,7 @@ class Communicator:
         else:
             shards = balanced_shards(n_elems, self.size)
         cuts = chunks(shards, plan.chunk_elems, [getattr(one, "block", 1) for one in (codec, intra)])
-        two_hops = self.topology.has_two_levels if plan.hierarchical is None else plan.hierarchical
+        two_hops = plan.hierarchical and self.topology.has_two_levels
         job = Job(self.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
         return _Settled(_BUILDERS[name, two_hops](job), uncompressed)
 

@@ -17,7 +17,7 @@ from zcomm.collectives.shards import Extent
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 
-RING = 3  # slots; a step's own contribution is read one pipeline tick after it was written
+RING = 2  # slots; what one step writes the next one reads, a pipeline tick later, when the next chunk has written too
 
 
 class Job(NamedTuple):

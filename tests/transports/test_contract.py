@@ -1,0 +1,177 @@
+"""What every transport promises, on each one there is: bytes arrive whole, in any order of tags, errors name the peer."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from zcomm.errors import GroupError, PeerTimeout, TransportError
+from zcomm.transports import local
+from zcomm.transports.open import open_transport
+from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel, Transport
+
+
+def filled(transport, nbytes: int, seed: int):
+    """Memory with bytes that depend on seed and position."""
+    memory = transport.empty(nbytes)
+    view(transport, memory)[:] = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+    return memory
+
+
+def view(transport, memory) -> np.ndarray:
+    return memory if isinstance(memory, np.ndarray) else memory.numpy()
+
+
+def check_all_to_all(transport) -> None:
+    assert isinstance(transport, Transport)
+    for tag, nbytes in enumerate([1, 16, 1000, 300_000], start=transport.new_tags()):
+        peers = [rank for rank in range(transport.size) if rank != transport.rank]
+        before = transport.wire_bytes_sent
+        out = {peer: filled(transport, nbytes, 100 * transport.rank + peer) for peer in peers}
+        into = {peer: transport.empty(nbytes) for peer in peers}
+        exchange = transport.open(
+            [Parcel(peer, out[peer]) for peer in peers], [Parcel(peer, into[peer]) for peer in peers], tag, 20.0
+        )
+        exchange.start()
+        exchange.wait()
+        exchange.close()
+        for peer in peers:
+            expected = filled(transport, nbytes, 100 * peer + transport.rank)
+            assert np.array_equal(view(transport, into[peer]), view(transport, expected))
+        assert transport.wire_bytes_sent - before == nbytes * len(peers)
+
+
+def check_many_tags_sent_backwards(transport) -> None:
+    following = (transport.rank + 1) % transport.size
+    preceding = (transport.rank - 1) % transport.size
+    first = transport.new_tags()
+    exchanges, into = [], []
+    for number in range(20):
+        into.append(transport.empty(50_000))
+        exchanges.append(
+            transport.open(
+                [Parcel(following, filled(transport, 50_000, number))], [Parcel(preceding, into[-1])], first + number, 20.0
+            )
+        )
+    for exchange in reversed(exchanges):
+        exchange.start()
+    for exchange in exchanges:
+        exchange.wait()
+        exchange.close()
+    for number, memory in enumerate(into):
+        assert np.array_equal(view(transport, memory), view(transport, filled(transport, 50_000, number)))
+
+
+def check_slices(transport) -> None:
+    memory = filled(transport, 100, 5)
+    part = memory[32:48]
+    assert transport.address(part) == transport.address(memory) + 32
+    assert np.array_equal(view(transport, part), view(transport, memory)[32:48])
+
+
+def check_tag_ranges(transport) -> None:
+    first, second = transport.new_tags(), transport.new_tags()
+    assert abs(second - first) >= TAGS_PER_COMMUNICATOR
+
+
+CHECKS = [check_all_to_all, check_many_tags_sent_backwards, check_slices, check_tag_ranges]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_local(check, size):
+    local.run(size, check)
+
+
+def over_gloo(check, size: int) -> None:
+    import torch.distributed as dist
+
+    from zcomm.transports.torch_dist import TorchTransport
+
+    group = dist.new_group(list(range(size)))
+    if dist.get_rank() < size:
+        check(TorchTransport(group))
+
+
+def over_batches(check, size: int) -> None:
+    """As other backends than gloo do it: one grouped batch per step."""
+    import torch.distributed as dist
+
+    from zcomm.transports.torch_dist import TorchTransport
+
+    group = dist.new_group(list(range(size)))
+    if dist.get_rank() < size:
+        transport = TorchTransport(group)
+        transport._eager = False
+        check(transport)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_gloo(torch_world, check, size):
+    torch_world.run(over_gloo, check, size)
+
+
+@pytest.mark.parametrize("check", [check_all_to_all])
+@pytest.mark.parametrize("size", [2, 4])
+def test_gloo_in_batches(torch_world, check, size):
+    torch_world.run(over_batches, check, size)
+
+
+def test_a_silent_peer_is_named_after_the_timeout():
+    def program(transport):
+        if transport.rank == 1:
+            return
+        exchange = transport.open([], [Parcel(1, transport.empty(10))], 0, 0.2)
+        exchange.start()
+        started = time.monotonic()
+        with pytest.raises(PeerTimeout, match="rank 1"):
+            exchange.wait()
+        assert 0.1 < time.monotonic() - started < 10
+
+    local.run(2, program)
+
+
+def test_a_rank_that_fails_is_named_to_the_others():
+    told = []
+
+    def program(transport):
+        if transport.rank == 2:
+            raise ZeroDivisionError("on purpose")
+        exchange = transport.open([], [Parcel(2, transport.empty(10))], 0, 20.0)
+        try:
+            exchange.wait()
+        except TransportError as error:
+            told.append(str(error))
+
+    with pytest.raises(ZeroDivisionError):
+        local.run(3, program)
+    assert len(told) == 2
+    assert all("rank 2 failed" in message for message in told)
+
+
+def test_a_message_of_another_length_is_an_error_not_a_crash():
+    def program(transport):
+        peer = 1 - transport.rank
+        exchange = transport.open(
+            [Parcel(peer, transport.empty(10 + transport.rank))], [Parcel(peer, transport.empty(10))], 0, 2.0
+        )
+        exchange.start()
+        exchange.wait()
+
+    with pytest.raises(TransportError, match="expected 10"):
+        local.run(2, program)
+
+
+@pytest.mark.parametrize("group", ["world", 3.5, object()])
+def test_what_is_no_group_is_refused(group):
+    with pytest.raises(GroupError, match="expected"):
+        open_transport(group)
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.0, True])
+def test_a_world_without_ranks_is_refused(size):
+    with pytest.raises(GroupError):
+        local.run(size, lambda transport: None)
