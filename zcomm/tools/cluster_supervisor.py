@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from zcomm.errors import ClusterError, MissingExtra
 from zcomm.tools import cluster_kernel, cluster_network
-from zcomm.tools.cluster_channel import Kind, Receiver, pack, pack_json
+from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack, pack_json
 from zcomm.tools.cluster_counters import NodeCounters, read_interface
 from zcomm.tools.link import Link
 from zcomm.transports import pace
@@ -70,13 +70,13 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     receiver = Receiver(connection)
-    frames: list[Any] = []
-    while not frames and not receiver.ended:
-        frames = receiver.receive()
-    if not frames:
-        return
-    task = Task(**frames[0].json())
-    supervisor = _Supervisor(task, connection, receiver)
+    early: list[Frame] = []  # signals may come before the task, or with it
+    while not any(frame.kind is Kind.TASK for frame in early):
+        if receiver.ended:
+            return
+        early += receiver.receive()
+    task = Task(**next(frame.json() for frame in early if frame.kind is Kind.TASK))
+    supervisor = _Supervisor(task, connection, receiver, early)
     try:
         supervisor.build()
     except (ClusterError, MissingExtra, OSError) as problem:
@@ -86,8 +86,9 @@ def main() -> None:
 
 
 class _Supervisor:
-    def __init__(self, task: Task, connection: socket.socket, receiver: Receiver) -> None:
+    def __init__(self, task: Task, connection: socket.socket, receiver: Receiver, early: list[Frame]) -> None:
         self._task = task
+        self._early = early
         self._connection = connection
         self._receiver = receiver
         self._selector = selectors.DefaultSelector()
@@ -119,9 +120,7 @@ class _Supervisor:
             return
         self._pace_fd = os.memfd_create("zcomm-pace")
         os.ftruncate(self._pace_fd, pace.file_nbytes(task.n_nodes))
-        self._pacer = pace.Pacer(
-            f"/proc/self/fd/{self._pace_fd}", task.bits_s or float("inf"), 0, task.ranks_per_node
-        )
+        self._pacer = pace.Pacer(f"/proc/self/fd/{self._pace_fd}", task.bits_s or float("inf"), 0, task.ranks_per_node)
         latency = "not applied: paced in user space" if task.latency_s else "none"
         self._shaping = cluster_network.Shaping("paced in user space" if task.bits_s else "none", latency)
 
@@ -155,6 +154,7 @@ class _Supervisor:
         started = time.monotonic()
         deadline = started + (self._task.timeout_s or float("inf"))
         self._start_ranks()
+        self._obey(self._early)
         while self._ranks:
             now = time.monotonic()
             if now >= deadline:
@@ -272,7 +272,7 @@ class _Supervisor:
                 if mask & selectors.EVENT_WRITE:
                     self._flush()
                 if mask & selectors.EVENT_READ:
-                    self._obey()
+                    self._obey(self._receiver.receive())
             elif key.fileobj == woken:
                 with contextlib.suppress(BlockingIOError):
                     for number in os.read(woken, 512):
@@ -284,8 +284,8 @@ class _Supervisor:
             time.sleep(0.005)  # full pipes are ready at once; wait for the command, not for them
         self._reap()
 
-    def _obey(self) -> None:
-        for frame in self._receiver.receive():
+    def _obey(self, frames: list[Frame]) -> None:
+        for frame in frames:
             if frame.kind is Kind.SIGNAL:
                 self._pass_on(frame.json())
 
@@ -357,9 +357,7 @@ class _Supervisor:
         """Kill every descendant, however it was started, and wait until they are gone."""
         if self._task.own_pids and os.getpid() == 1:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(
-                    -1, signal.SIGKILL
-                )  # all of this PID namespace but this process; the kernel waits for them
+                os.kill(-1, signal.SIGKILL)  # all of this PID namespace but this process; the kernel waits for them
             return
         give_up_at = time.monotonic() + GRACE_S
         while (found := _descendants(os.getpid())) and time.monotonic() < give_up_at:
