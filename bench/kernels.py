@@ -2,10 +2,11 @@
 
     python bench/kernels.py [--n 16Mi] [--rounds 11] [--only int8,encode,float32] [--json bench/results/kernels.json]
 
-Rounds are interleaved (every row once per round, memcpy among them) and medians shown, so that other work on the machine
-falls on all rows alike. GB/s count bytes moved: what an operation must read plus what it must write (10^9 per second).
-"share" is that rate over memcpy's in the same round. "vs copy" is the time over that of copying the operation's input.
-Every row's result is compared with the reference engine's, byte for byte, on a smaller odd count.
+Times are the thread's own (other programs' turns on the core do not count), medians of interleaved rounds: every row
+once per round, memcpy among them, so that what else the machine does falls on all rows alike. GB/s count bytes moved:
+what an operation must read plus what it must write (10^9 per second). "share" is that rate over memcpy's in the same
+round; "vs copy" is the time over that of copying the operation's input. Every row's result is compared with the
+reference engine's, byte for byte, on a smaller odd count.
 """
 
 from __future__ import annotations
@@ -98,9 +99,7 @@ def cases(engine: Engine, buffers: Buffers, only: set[str]) -> Iterator[Case]:
                 yield from _cases(engine, buffers, spec, of_dtype, dtype, wanted)
 
 
-def _cases(
-    engine: Engine, buffers: Buffers, spec: str, kind: Codec, dtype: DType, wanted: list[str]
-) -> Iterator[Case]:
+def _cases(engine: Engine, buffers: Buffers, spec: str, kind: Codec, dtype: DType, wanted: list[str]) -> Iterator[Case]:
     n, nbytes = buffers.n_elems, kind.nbytes(buffers.n_elems)
     source, target = buffers.source[dtype], buffers.target[dtype]
     chunks = [aligned(np.zeros(nbytes, np.uint8)) for _ in range(N_CHUNKS)]
@@ -186,9 +185,7 @@ def agrees(spec: str, op: str, dtype: DType) -> bool:
             engine.reduce(kind, wires, n, NO_FINISH, target.ctypes.data, dtype)
         elif op == "reduce_encode":
             engine.reduce_encode(kind, wires, n, NO_FINISH, kind, again.ctypes.data)
-        results.append(
-            {"encode": chunks[0], "reduce_encode": again}.get(op, target.view(np.uint8)).tobytes()
-        )
+        results.append({"encode": chunks[0], "reduce_encode": again}.get(op, target.view(np.uint8)).tobytes())
     return results[0] == results[1]
 
 

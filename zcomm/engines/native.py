@@ -38,9 +38,7 @@ class NativeEngine:
         library = _library()
         self.build = build or _text(library.zc_isa)
         if self.build not in builds():
-            raise EngineError(
-                f"the native engine has no build {self.build!r} here; it has {', '.join(builds())}"
-            )
+            raise EngineError(f"the native engine has no build {self.build!r} here; it has {', '.join(builds())}")
         address, count, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
         record = ctypes.POINTER(_Record)
         self._encode = _verb(library, "encode", self.build, address, count, number, address)

@@ -38,9 +38,7 @@ def engine_for(
     """The fastest engine for memory on this device. Raises EngineError if there is none."""
     if device == "cpu":
         return engine_named("reference" if native.why_missing() else "native")
-    raise EngineError(
-        f"no engine computes on {device!r}; engines: native and reference on 'cpu'. Pass CPU memory"
-    )
+    raise EngineError(f"no engine computes on {device!r}; engines: native and reference on 'cpu'. Pass CPU memory")
 
 
 @lru_cache(maxsize=8)

@@ -29,9 +29,7 @@ class Cast:
 
     def __post_init__(self) -> None:
         if self.element not in tuple(_SPELLINGS):
-            raise CodecError(
-                f"a cast goes to {' or '.join(_SPELLINGS)}, got {self.element!r}; use one of these"
-            )
+            raise CodecError(f"a cast goes to {' or '.join(_SPELLINGS)}, got {self.element!r}; use one of these")
 
     def __str__(self) -> str:
         return _SPELLINGS[self.element]

@@ -71,11 +71,7 @@ class IntBlock:
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in BITS:
             raise CodecError(f"int_block has codes of 2 to 8 bits, got {self.bits!r}; use int8, int4, ...")
-        if (
-            type(self.block) is not int
-            or not MIN_BLOCK <= self.block <= MAX_BLOCK
-            or self.block % BLOCK_STEP != 0
-        ):
+        if type(self.block) is not int or not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block % BLOCK_STEP != 0:
             raise CodecError(
                 f"int{self.bits} needs a block that is a multiple of {BLOCK_STEP} from {MIN_BLOCK} to "
                 f"{MAX_BLOCK}, got {self.block!r}; use {default_block(self.bits)}"

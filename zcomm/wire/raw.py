@@ -78,7 +78,5 @@ def parse(
 ) -> Raw:
     """Raw from its spelling. Raises CodecError for an element or an option it does not have."""
     if len(options) > 1:
-        raise CodecError(
-            f"raw takes one option, the element ({', '.join(ELEMENTS)}), got {':'.join(options)!r}"
-        )
+        raise CodecError(f"raw takes one option, the element ({', '.join(ELEMENTS)}), got {':'.join(options)!r}")
     return Raw(*options)

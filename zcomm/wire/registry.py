@@ -41,7 +41,5 @@ def _parse(spec: str) -> Codec:
     head, *options = spec.split(":")
     parser = _PARSERS.get(head)
     if parser is None:
-        raise CodecError(
-            f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512"
-        )
+        raise CodecError(f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512")
     return parser(head, options)
