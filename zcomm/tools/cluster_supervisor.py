@@ -131,7 +131,10 @@ class _Supervisor:
                 with contextlib.suppress(OSError), open("/etc/hosts") as own:
                     hosts.write(own.read() + "\n")
                 for node in range(self._task.n_nodes):
-                    hosts.write(f"{cluster_network.address_of(node)} node{node}\n")
+                    address = cluster_network.address_of(node)
+                    hosts.write(f"{address} node{node}\n")
+                    # torch looks up the IPv6 spelling of its peers and warns where that has no name
+                    hosts.write(f"::ffff:{address} node{node}.cluster\n")
                 hosts.flush()
                 os.fchmod(hosts.fileno(), 0o644)
                 cluster_kernel.bind_mount(hosts.name.encode(), b"/etc/hosts")
