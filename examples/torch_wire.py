@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -79,10 +80,10 @@ class ReduceScatter:
 
 
 def use(model: nn.Module, dtype: torch.dtype) -> None:
-    """Send the collectives of every FSDP2 group in model as dtype, and gather each group while the one before computes."""
+    """Send every FSDP2 group's collectives as dtype, and gather each group while the one before computes."""
     install(model, AllGather(dtype), ReduceScatter(dtype))
     blocks = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for block, following in zip(blocks, blocks[1:], strict=False):
+    for block, following in pairwise(blocks):
         block.set_modules_to_forward_prefetch([following])
 
 

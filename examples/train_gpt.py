@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import sys
 import sysconfig
 import time
 from dataclasses import dataclass
@@ -22,19 +23,19 @@ import torch.distributed as dist
 import torch_wire
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn import functional as F
+from torch.nn import functional
 
 import zcomm  # (1)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What travels: the codec of each collective (None: torch's own collectives), and whether backward stays in the node."""
+    """What travels: the codec of each collective, None being torch's own collectives."""
 
     meaning: str
     weights: str | None = None
     gradients: str | None = None
-    gather_backward_in_node: bool = False  # hpZ: a second copy of the weights per node, none gathered across nodes twice
+    gather_backward_in_node: bool = False  # hpZ: each node keeps a copy of the weights between forward and backward
     torch_dtype: torch.dtype | None = None  # on the wire of torch's own collectives, where it is not the parameter's
 
 
@@ -93,9 +94,9 @@ class Block(nn.Module):
         batch, context, width = x.shape
         qkv = self.query_key_value(self.attention_norm(x)).view(batch, context, 3, self.heads, width // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, context, width))
-        return x + self.feed_forward_out(F.gelu(self.feed_forward_in(self.feed_forward_norm(x))))
+        return x + self.feed_forward_out(functional.gelu(self.feed_forward_in(self.feed_forward_norm(x))))
 
 
 class GPT(nn.Module):
@@ -161,7 +162,8 @@ def draw_batch(
 def shard(model: GPT, recipe: Recipe, quiet: bool) -> zcomm.fsdp2.Compressed | None:
     """Put the model under FSDP2, one group per block and one for the rest, and let the recipe decide what travels."""
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    reshard: bool | int = ranks_per_node if recipe.gather_backward_in_node and ranks_per_node > 1 else True
+    has_two_levels = 1 < ranks_per_node < dist.get_world_size()
+    reshard: bool | int = ranks_per_node if recipe.gather_backward_in_node and has_two_levels else True
     for block in model.blocks:
         fully_shard(block, reshard_after_forward=reshard)
     fully_shard(model, reshard_after_forward=False)  # small, and the first that backward needs
@@ -202,10 +204,10 @@ class Trainer:
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """Cross entropy of each next byte, in nats, the mean over this rank's rows."""
-        return F.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        return functional.cross_entropy(self.model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
     def clip_gradients(self) -> None:
-        """Scale all gradients so that their norm over all ranks is at most max_gradient_norm, by one small all-reduce."""
+        """Scale the gradients so that their norm over all ranks is at most max_gradient_norm."""
         shards = [p.grad.to_local() for p in self.model.parameters() if p.grad is not None]
         squares = torch.stack(torch._foreach_norm(shards)).square().sum()
         dist.all_reduce(squares)
@@ -214,7 +216,7 @@ class Trainer:
 
     @torch.no_grad()
     def validation_loss(self) -> float:
-        """Mean loss over held-out batches and all ranks, summed in fp64 by a plain all-reduce: the same on every rank."""
+        """Mean loss over held-out batches and all ranks, by torch's own all-reduce: the same on every rank."""
         seeds = range(10**6, 10**6 + self.settings.validation_batches)
         losses = [self.loss(draw_batch(self.text.validation, self.settings, seed)) for seed in seeds]
         total = torch.stack(losses).double().sum()
@@ -247,9 +249,11 @@ def main() -> None:
         print(f"{args.recipe}: validation loss {validation_loss:.4f}")
         if trainer.compressed:
             print(trainer.compressed.stats())  # (3)
-    dist.barrier()  # lets gloo's threads let go of the last tensors: ending Python under them aborts
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may still hold tensors, and Python ending under them aborts (seen with torch 2.13)

@@ -1,7 +1,7 @@
 """`zcomm demo`: what compression does to FSDP2 training between two slow-linked nodes, in one table and one picture.
 
-1. On an emulated cluster with the link asked for, every recipe takes a few steps: step times and bytes.
-2. On the same cluster without a limit, every recipe trains for longer: losses, and the time of compute alone.
+1. On an emulated cluster with the link asked for, every recipe takes a few steps: step times, bytes.
+2. On the same cluster without a limit, every recipe trains for longer: losses, and step times there.
 3. The table, the verdict, --json and --plot.
 
 The model and its loop are examples/train_gpt.py; this file starts them, shows progress and reports.
@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 RECIPES = ("fp32", "bf16", "bf16_two_hop", "int8", "zeropp")
-SMALL_MODEL = Model(width=192, layers=2, batch=1, validation_batches=2)  # --quick
 STEP_BUDGET_S = 9.0  # of counted steps per recipe at the link; the slow ones take fewer steps
 LOG_LINES = 30  # of what the ranks wrote, shown when one fails
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)  # exit status of ranks that were told to end
@@ -38,6 +37,19 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)  # ex
 # glibc gives each buffer of some MiB back to the kernel and faults it in again, which costs every recipe more than
 # coding does; bench/README.md has the numbers.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is run unless the user says otherwise."""
+
+    steps: int  # counted, at the link
+    loss_steps: int
+    model: Model
+
+
+FULL = Size(steps=7, loss_steps=25, model=Model())
+QUICK = Size(steps=3, loss_steps=6, model=Model(width=192, layers=2, batch=1, validation_batches=2))
 
 
 class DemoError(ZcommError, RuntimeError):
@@ -48,9 +60,7 @@ class DemoError(ZcommError, RuntimeError):
 class Options:
     """What the user asked for, checked."""
 
-    link: Link
-    nodes: int
-    ranks_per_node: int
+    spec: cluster.ClusterSpec
     recipes: tuple[str, ...]
     steps: int
     loss_steps: int
@@ -60,18 +70,29 @@ class Options:
     plot: Path | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of `zcomm demo`."""
-    parser.add_argument("--link", default="200mbit", help="rate of each node's link, or none (default: %(default)s)")
+def add_arguments(parser: argparse.ArgumentParser, link: bool = True) -> None:
+    """The command line of `zcomm demo`; link: with --link, which bench/training.py replaces by a list."""
+    if link:
+        parser.description = (
+            "Train a small GPT over a slow link, plain and compressed: under three minutes on two cores."
+        )
+        parser.add_argument(
+            "--link", default="200mbit", help="rate of each node's link, or none (default: %(default)s)"
+        )
     parser.add_argument("--nodes", type=int, default=2, help="emulated nodes (default: %(default)s)")
     parser.add_argument("--ranks-per-node", type=int, default=2, help="ranks on each (default: %(default)s)")
     parser.add_argument(
         "--recipes", default=",".join(RECIPES), help="which to compare, with commas (default: %(default)s)"
     )
     parser.add_argument(
-        "--steps", type=int, default=None, help="counted steps of each recipe at the link; slow ones take fewer (default: 7)"
+        "--steps",
+        type=int,
+        default=None,
+        help=f"counted steps of each recipe at the link; slow ones take fewer (default: {FULL.steps})",
     )
-    parser.add_argument("--loss-steps", type=int, default=None, help="training steps for the losses (default: 25)")
+    parser.add_argument(
+        "--loss-steps", type=int, default=None, help=f"training steps for the losses (default: {FULL.loss_steps})"
+    )
     parser.add_argument("--quick", action="store_true", help="a much smaller model and few steps: shows that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the picture here, e.g. demo.png")
@@ -109,11 +130,11 @@ def check(args: argparse.Namespace) -> Options:
         needed = package != "matplotlib" or args.plot
         if needed and importlib.util.find_spec(package) is None:
             raise MissingExtra(f"zcomm demo needs {package}; run: pip install 'zcomm-collectives[{extra}]'")
-    quick = args.quick
-    steps = args.steps if args.steps is not None else (3 if quick else 7)
-    loss_steps = args.loss_steps if args.loss_steps is not None else (6 if quick else 25)
-    for name, value in (("--nodes", args.nodes), ("--ranks-per-node", args.ranks_per_node), ("--steps", steps),
-                        ("--loss-steps", loss_steps)):  # fmt: skip
+    spec = cluster.ClusterSpec(args.nodes, args.ranks_per_node, Link.parse(args.link))
+    size = QUICK if args.quick else FULL
+    steps = size.steps if args.steps is None else args.steps
+    loss_steps = size.loss_steps if args.loss_steps is None else args.loss_steps
+    for name, value in (("--steps", steps), ("--loss-steps", loss_steps)):
         if value < 1:
             raise DemoError(f"{name} must be at least 1, got {value}")
     recipes = tuple(name.strip() for name in args.recipes.split(","))
@@ -124,18 +145,7 @@ def check(args: argparse.Namespace) -> Options:
         raise DemoError(f"--recipes names one twice: {args.recipes}")
     for name, path in (("--json", args.json), ("--plot", args.plot)):
         check_writable(name, path)
-    return Options(
-        link=Link.parse(args.link),
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        recipes=recipes,
-        steps=steps,
-        loss_steps=loss_steps,
-        model=SMALL_MODEL if quick else Model(),
-        example=find_example(),
-        json=args.json,
-        plot=args.plot,
-    )
+    return Options(spec, recipes, steps, loss_steps, size.model, find_example(), args.json, args.plot)
 
 
 def check_writable(name: str, path: Path | None) -> None:
@@ -159,7 +169,9 @@ def find_example() -> Path:
     for folder in (package.parent / "examples", package / "examples"):
         if (folder / "train_gpt.py").is_file():
             return folder / "train_gpt.py"
-    raise DemoError(f"train_gpt.py is neither in {package.parent / 'examples'} nor in {package / 'examples'}; reinstall zcomm")
+    raise DemoError(
+        f"train_gpt.py is neither in {package.parent / 'examples'} nor in {package / 'examples'}; reinstall zcomm"
+    )
 
 
 # ---- running ---------------------------------------------------------------------------------------------------------
@@ -168,22 +180,23 @@ def find_example() -> Path:
 def measure(options: Options, console: Console) -> demo_report.Report:
     """Both launches, with a progress bar."""
     with progress_bars(console) as bars:
-        limited = measure_at_link(options, options.link, bars)
+        limited = measure_at_link(options, options.spec.link, bars)
         unlimited = measure_losses(options, bars)
-    return demo_report.build(
-        options.link,
-        Shape(options.nodes, options.ranks_per_node, limited.shaping),
-        limited.recipes,
-        unlimited.recipes,
-    )
+    return report_on(options, options.spec.link, limited, unlimited)
+
+
+def report_on(options: Options, link: Link, limited: Finding, unlimited: Finding) -> demo_report.Report:
+    """Join what was found at a link with the losses."""
+    shape = Shape(options.spec.nodes, options.spec.ranks_per_node, limited.shaping)
+    return demo_report.build(link, shape, limited.recipes, unlimited.recipes)
 
 
 def measure_at_link(options: Options, link: Link, bars: Progress) -> Finding:
-    """Step times and bytes of every recipe at a link."""
+    """Step times and bytes of every recipe at a link, and the time of compute alone."""
     launch = Launch(
         example=str(options.example),
-        ranks_per_node=options.ranks_per_node,
-        recipes=options.recipes,
+        ranks_per_node=options.spec.ranks_per_node,
+        recipes=(*options.recipes, NO_NETWORK),
         model=options.model,
         warmup_steps=2,
         steps=options.steps,
@@ -193,11 +206,11 @@ def measure_at_link(options: Options, link: Link, bars: Progress) -> Finding:
 
 
 def measure_losses(options: Options, bars: Progress) -> Finding:
-    """Losses and step times of every recipe on a link without limit, and of compute alone."""
+    """Losses and step times of every recipe on a link without limit."""
     launch = Launch(
         example=str(options.example),
-        ranks_per_node=options.ranks_per_node,
-        recipes=(*options.recipes, NO_NETWORK),
+        ranks_per_node=options.spec.ranks_per_node,
+        recipes=options.recipes,
         model=options.model,
         warmup_steps=min(2, options.loss_steps - 1),
         steps=options.loss_steps - min(2, options.loss_steps - 1),
@@ -234,7 +247,7 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
 
     result = cluster.run(
         [sys.executable, "-m", "zcomm.tools.demo_rank", launch.to_json()],
-        cluster.ClusterSpec(options.nodes, options.ranks_per_node, link),
+        replace(options.spec, link=link),
         environment={"OMP_NUM_THREADS": "1"} | KEEP_MEMORY | dict(os.environ),
         on_output=hear,
         on_note=bars.console.print,
@@ -243,7 +256,9 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
         raise KeyboardInterrupt
     if result.exit_status != 0:
         last = "\n".join(log[-LOG_LINES:])
-        raise DemoError(f"the demo failed at {title!r} with status {result.exit_status}; the ranks' last lines:\n{last}")
+        raise DemoError(
+            f"the demo failed at {title!r} with status {result.exit_status}; the ranks' last lines:\n{last}"
+        )
     bars.update(bar, description=title)
     return Finding(found, result.shaping.rate)
 
@@ -253,7 +268,14 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
 
 def progress_bars(console: Console) -> Progress:
     """One bar per launch."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     return Progress(
         TextColumn("{task.description:<32}"),

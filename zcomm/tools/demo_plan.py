@@ -1,7 +1,7 @@
 """What the demo does and what its ranks report: the values that travel between `zcomm demo` and each rank.
 
 The parent gives each rank a Launch as JSON; rank 0 answers with events, one line of its output each. Two launches make
-a demo: one on the limited link for step times and bytes, one on an unlimited link for losses and for compute alone.
+a demo: one on the limited link for step times and bytes, one on an unlimited link for losses.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 NO_NETWORK = "no_network"  # the step of fp32 with each collective replaced by a copy of the same size
+SHORT_STEP_S = 1.5
 BASELINES = ("fp32", "bf16", "bf16_two_hop")
 
 
@@ -32,7 +33,7 @@ class Launch:
     ranks_per_node: int
     recipes: tuple[str, ...]  # NO_NETWORK may be among them
     model: Model
-    warmup_steps: int  # of each recipe, not counted
+    warmup_steps: int  # of each recipe, not counted; one is enough where it takes over SHORT_STEP_S
     steps: int  # at most, of each recipe
     budget_s: float = float("inf")  # no recipe takes more counted steps than fit in here, except one
     validate: bool = False  # compute the validation loss after the last step

@@ -11,6 +11,7 @@ from zcomm.tools.demo_report import Report, Row
 # Okabe and Ito's colours, which people with any colour vision can tell apart; lines differ in dashes too.
 COLOURS = ("#7F7F7F", "#E69F00", "#0072B2", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 DASHES = ((4, 2), (1, 1.2), (6, 1.5, 1, 1.5), (), (), (3, 1), (5, 1))
+SMOOTHED_STEPS = 5
 INK, FAINT = "#222222", "#D9D9D9"
 
 
@@ -47,19 +48,27 @@ def draw_losses(axes: Any, report: Report) -> None:
     """One curve per recipe: the same steps, stretched by the recipe's step time."""
     for place, row in enumerate(report.rows):
         times = [row.step_s * (n + 1) for n in range(len(row.losses))]
-        width = 1.6 if row.name in BASELINES else 2.4
+        losses = smooth(row.losses)
         colour, dashes = style(place)
-        (line,) = axes.plot(times, row.losses, color=colour, linewidth=width, label=row.name)
+        width = 1.8 if row.name in BASELINES else 2.6
+        label = f"{row.name}: {times[-1]:.0f} s"
+        (line,) = axes.plot(times, losses, color=colour, linewidth=width, label=label)
         if dashes:
             line.set_dashes(dashes)
-        axes.plot(times[-1], row.losses[-1], marker="o", markersize=5, color=colour)
+        axes.plot(times[-1], losses[-1], marker="o", markersize=6, color=colour)
     axes.set_xlim(left=0)
     axes.set_xlabel("seconds of training at this link")
-    axes.set_ylabel("training loss, nats per byte")
+    axes.set_ylabel(f"training loss, nats per byte (mean of {SMOOTHED_STEPS} steps)")
     axes.set_title(f"The same {report.loss_steps} steps, sooner", loc="left", fontsize=11)
     axes.grid(color=FAINT, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, handlelength=3.4)
+    axes.legend(frameon=False, handlelength=3.6, title="recipe: time for all steps", alignment="left")
+
+
+def smooth(losses: list[float]) -> list[float]:
+    """Each loss as the mean of it and those just before: one batch is easier than the next, for all recipes alike."""
+    windows = [losses[max(0, n + 1 - SMOOTHED_STEPS) : n + 1] for n in range(len(losses))]
+    return [sum(window) / len(window) for window in windows]
 
 
 def draw_bytes(axes: Any, report: Report) -> None:
@@ -70,7 +79,7 @@ def draw_bytes(axes: Any, report: Report) -> None:
         axes.text(sent[place] + 0.015 * max(sent), place, describe(row), va="center", fontsize=9)
     axes.set_yticks(range(len(sent)), [row.name for row in report.rows])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.42 * max(sent))
+    axes.set_xlim(0, 1.5 * max(sent))
     axes.set_xlabel("megabytes leaving a node per step (interface counter)")
     axes.set_title("What crosses the link, and what a step takes", loc="left", fontsize=11)
     axes.grid(axis="x", color=FAINT, linewidth=0.6)

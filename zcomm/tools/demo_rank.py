@@ -9,6 +9,7 @@ at a barrier and is as long as on the slowest rank; the interface's counter is r
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ import torch.distributed as dist
 
 from zcomm.collectives.stats import total
 from zcomm.tools.cluster_counters import node_counters
-from zcomm.tools.demo_plan import NO_NETWORK, Event, Launch, Measured
+from zcomm.tools.demo_plan import NO_NETWORK, SHORT_STEP_S, Event, Launch, Measured
 from zcomm.tools.demo_stand_ins import LocalAllGather, LocalReduceScatter, Paced
 from zcomm.transports.pace import Pacer
 
@@ -51,9 +52,7 @@ class Runner:
         elif pacer is not None and self.trainer.compressed is None:
             dtype = self.recipe.torch_dtype or torch.float32
             gather, scatter = torch_wire.AllGather(dtype), torch_wire.ReduceScatter(dtype)
-            torch_wire.install(
-                model, Paced(gather, 1, dtype.itemsize, pacer), Paced(scatter, 2, dtype.itemsize, pacer)
-            )
+            torch_wire.install(model, Paced(gather, 1, dtype.itemsize, pacer), Paced(scatter, 2, dtype.itemsize, pacer))
 
     def warm_up(self) -> float:
         """One step that is not counted; returns its seconds on the slowest rank."""
@@ -125,11 +124,11 @@ def run(launch: Launch, example: ModuleType) -> None:
     n_steps = {}
     for runner in runners:
         took_s = 0.0
-        for _ in range(launch.warmup_steps):
+        while len(runner.losses) < launch.warmup_steps and took_s < SHORT_STEP_S:
             took_s = runner.warm_up()
             say("step", recipe=runner.name)
         n_steps[runner.name] = launch.steps_of(took_s)
-    say("planned", steps=len(runners) * launch.warmup_steps + sum(n_steps.values()))
+    say("planned", steps=sum(len(runner.losses) + n_steps[runner.name] for runner in runners))
 
     for n in range(launch.steps):
         for runner in runners:
@@ -154,9 +153,11 @@ def main() -> None:
     torch.set_num_threads(1)  # several ranks share this machine's cores
     dist.init_process_group("gloo", timeout=LONGEST_COLLECTIVE)
     run(launch, load_example(Path(launch.example)))
-    dist.barrier()  # lets gloo's threads let go of the last tensors: ending Python under them aborts
+    dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads may still hold tensors, and Python ending under them aborts (seen with torch 2.13)

@@ -83,13 +83,13 @@ def possible_speedup(
 def build(
     link: Link,
     shape: Shape,
-    limited: list[Measured],  # on the link
-    unlimited: list[Measured],  # on a link without limit; NO_NETWORK among them
+    limited: list[Measured],  # on the link; NO_NETWORK among them
+    unlimited: list[Measured],  # on a link without limit, with losses
 ) -> Report:
     """Join both launches."""
-    at_link = {m.name: m for m in limited if m.name != NO_NETWORK}
+    at_link = {m.name: m for m in limited}
     at_none = {m.name: m for m in unlimited}
-    compute_s = step_s(at_none[NO_NETWORK])
+    compute_s = step_s(at_link.pop(NO_NETWORK))
     two_hop, bf16, fp32 = (at_link.get(name) for name in ("bf16_two_hop", "bf16", "fp32"))
     fp32_loss = at_none["fp32"].val_loss if fp32 else None
 
@@ -150,22 +150,30 @@ def verdict(report: Report) -> str:
 
     said = []
     if speedup >= PAYS_FROM:
-        said.append(f"Compression pays {where}: {best.name} is {speedup:.2f} times as fast as {best_plain.name}, "
-                    "the fastest uncompressed form")
+        said.append(
+            f"Compression pays {where}: {best.name} is {speedup:.2f} times as fast as {best_plain.name}, "
+            "the fastest uncompressed form"
+        )
         if best.reached_of_possible is not None and best_plain.name == "bf16_two_hop":
             said[-1] += f" ({best.reached_of_possible:.0%} of what its bytes allow)"
         if best.speedup_over_bf16 is not None and best_plain.name != "bf16":
             said[-1] += f", and {best.speedup_over_bf16:.2f} times as fast as bf16 through torch's own collectives"
         said[-1] += "."
     elif speedup > 1 / PAYS_FROM:
-        said.append(f"Compression hardly matters {where}: {best.name} is {speedup:.2f} times as fast as "
-                    f"{best_plain.name}, the fastest uncompressed form, which is within this machine's noise.")
+        said.append(
+            f"Compression hardly matters {where}: {best.name} is {speedup:.2f} times as fast as "
+            f"{best_plain.name}, the fastest uncompressed form, which is within this machine's noise."
+        )
     else:
-        said.append(f"Compression does not pay {where}: {best_plain.name}, uncompressed, takes "
-                    f"{1e3 * best_plain.step_s:.0f} ms a step, {best.name} {1e3 * best.step_s:.0f} ms.")
+        said.append(
+            f"Compression does not pay {where}: {best_plain.name}, uncompressed, takes "
+            f"{1e3 * best_plain.step_s:.0f} ms a step, {best.name} {1e3 * best.step_s:.0f} ms."
+        )
     if best.val_loss_over_fp32_pct is not None:
-        said.append(f"Its validation loss differs from fp32's by {best.val_loss_over_fp32_pct:+.2f} % "
-                    f"after {report.loss_steps} steps.")
+        said.append(
+            f"Its validation loss differs from fp32's by {best.val_loss_over_fp32_pct:+.2f} % "
+            f"after {report.loss_steps} steps."
+        )
     if report.link != "none":
         said.append(verdict_without_limit(report, best))
     return " ".join(said)
@@ -177,12 +185,25 @@ def verdict_without_limit(report: Report, best: Row) -> str:
     times = f"{1e3 * best.unlimited_step_s:.0f} ms"
     if fastest.name == best.name:
         return f"Without a limit on the link {best.name} is the fastest too, at {times} a step."
-    return (f"Without a limit on the link it would not be the one to take: {fastest.name} needs "
-            f"{1e3 * fastest.unlimited_step_s:.0f} ms a step there, {best.name} {times}.")
+    return (
+        f"Without a limit on the link it would not be the one to take: {fastest.name} needs "
+        f"{1e3 * fastest.unlimited_step_s:.0f} ms a step there, {best.name} {times}."
+    )
 
 
-COLUMNS = ("recipe", "step\nms", "tokens\n/s", "MB out of\na node", "valid.\nloss", "against\nfp32", "times\nbf16",
-           "times\n2-hop", "pos-\nsible", "rea-\nched", "no limit\nms")  # fmt: skip
+COLUMNS = (
+    "recipe",
+    "step\nms",
+    "tokens\n/s",
+    "MB out\na node",
+    "valid.\nloss",
+    "against\nfp32",
+    "times\nbf16",
+    "times\n2-hop",
+    "pos-\nsible",
+    "rea-\nched",
+    "free\nms",
+)
 
 
 def cells(row: Row) -> tuple[str, ...]:
@@ -217,7 +238,7 @@ def footnotes(report: Report) -> list[str]:
         "MB out of a node: per step, by the network interface's own counter"
         + (f"; zcomm's stats() agree within {max(counted):.1f} %." if counted else "."),
         f"loss: losses do not depend on the link, so they are of {report.loss_steps} steps on a link without limit, "
-        "with the same seeds and batches; 'no limit' is the step time there.",
+        "with the same seeds and batches; 'free' is the step time there.",
         "2-hop: bf16_two_hop, the strongest uncompressed form. possible: the speed-up over it that bytes and compute "
         "time allow, (compute + its wire) / (compute + this wire). reached: of that.",
     ]

@@ -1,0 +1,116 @@
+"""Training steps on the emulated cluster, link by link and recipe by recipe: what `zcomm demo` does, for more links.
+
+    python bench/training.py --links 100mbit,200mbit,1gbit,none --json bench/results/training.json
+
+Each row is the median step of one recipe at one link, each step as long as on the slowest rank; recipes and the step
+without a network alternate within a link, so times are comparable there. Bytes are the interface counters'. Losses do
+not depend on the link: they come from one longer run without a limit (--loss-steps), the same in every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import zcomm
+from zcomm.tools import demo, demo_report
+from zcomm.tools.link import Link
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--links", default="100mbit,200mbit,1gbit,none", help="rates as zcomm cluster takes them")
+    demo.add_arguments(parser, link=False)
+    args = parser.parse_args()
+    links = [Link.parse(link) for link in args.links.split(",")]
+    args.link = str(links[0])
+    options = demo.check(args)
+
+    console = Console(width=150)
+    with demo.progress_bars(console) as bars:
+        losses = demo.measure_losses(options, bars)
+        by_link = [(link, demo.measure_at_link(options, link, bars)) for link in links]
+    reports = [demo.report_on(options, link, found, losses) for link, found in by_link]
+
+    rows = [row_of(report, row) for report in reports for row in report.rows]
+    console.print(table_of(rows))
+    if args.json:
+        args.json.write_text(json.dumps({"about": about(options), "rows": rows}, indent=1) + "\n")
+
+
+def row_of(report: demo_report.Report, row: demo_report.Row) -> dict[str, Any]:
+    """One line of the results, units in the keys."""
+    rate = Link.parse(report.link).bytes_s
+    return {
+        "link": report.link,
+        "shaping": report.shaping,
+        "recipe": row.name,
+        "step_ms": 1e3 * row.step_s,
+        "steps_counted": row.steps_counted,
+        "compute_ms": 1e3 * report.compute_s,
+        "wire_alone_ms": 1e3 * row.inter_node_bytes_per_step / rate,
+        "codec_ms": None if row.codec_s_per_step is None else 1e3 * row.codec_s_per_step,
+        "wait_ms": None if row.wait_s_per_step is None else 1e3 * row.wait_s_per_step,
+        "node_tx_bytes_per_step": row.inter_node_bytes_per_step,
+        "stats_bytes_per_step": row.stats_bytes_per_step,
+        "tokens_per_s": row.tokens_per_s,
+        "speedup_over_bf16": row.speedup_over_bf16,
+        "speedup_over_bf16_two_hop": row.speedup_over_bf16_two_hop,
+        "speedup_possible_over_bf16_two_hop": row.speedup_possible_over_bf16_two_hop,
+        "reached_of_possible": row.reached_of_possible,
+        "val_loss": row.val_loss,
+        "val_loss_over_fp32_pct": row.val_loss_over_fp32_pct,
+        "loss_steps": report.loss_steps,
+    }
+
+
+def table_of(rows: list[dict[str, Any]]) -> Table:
+    """The columns people ask for."""
+    columns = {
+        "link": "{}",
+        "recipe": "{}",
+        "step_ms": "{:.0f}",
+        "compute_ms": "{:.0f}",
+        "wire_alone_ms": "{:.0f}",
+        "node_tx_bytes_per_step": "{:,.0f}",
+        "speedup_over_bf16": "{:.2f}",
+        "speedup_over_bf16_two_hop": "{:.2f}",
+        "speedup_possible_over_bf16_two_hop": "{:.2f}",
+        "reached_of_possible": "{:.0%}",
+        "val_loss_over_fp32_pct": "{:+.2f}",
+    }
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("link", "recipe") else "right")
+    for row in rows:
+        table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, form in columns.items()))
+    return table
+
+
+def about(options: demo.Options) -> dict[str, Any]:
+    """What ran: command, versions, machine, model."""
+    import torch
+
+    return {
+        "command": " ".join(["python", "bench/training.py", *sys.argv[1:]]),
+        "zcomm": zcomm.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "nodes": options.spec.nodes,
+        "ranks_per_node": options.spec.ranks_per_node,
+        "model": vars(options.model),
+    }
+
+
+if __name__ == "__main__":
+    main()

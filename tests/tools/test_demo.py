@@ -1,0 +1,191 @@
+"""`zcomm demo` from the outside: a short run's table, JSON, picture and bytes; bad arguments; Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from cluster_runs import MARKER, Cluster, environment, needs_namespaces
+
+from zcomm.tools import demo
+from zcomm.tools.demo_plan import BASELINES
+
+for package in ("torch", "rich", "matplotlib", "pyroute2"):
+    pytest.importorskip(package)
+
+RECIPE_KEYS = {
+    "name",
+    "step_s",
+    "tokens_per_s",
+    "inter_node_bytes_per_step",
+    "val_loss",
+    "speedup_over_bf16",
+    "speedup_over_bf16_two_hop",
+    "speedup_possible_over_bf16_two_hop",
+}
+
+
+def run_demo(*words, timeout_s=120.0):
+    command = [sys.executable, "-m", "zcomm", "demo", *words]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s)
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """One short demo with every recipe: what it printed, and its files."""
+    folder = tmp_path_factory.mktemp("demo")
+    ended = run_demo(
+        "--quick", "--link", "200mbit", "--steps", "2", "--loss-steps", "2",
+        "--json", str(folder / "demo.json"), "--plot", str(folder / "demo.png"),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout, json.loads((folder / "demo.json").read_text()), folder / "demo.png"
+
+
+@needs_namespaces
+def test_the_json_has_the_promised_keys(short_run):
+    _, found, _ = short_run
+
+    assert (found["link"], found["nodes"], found["ranks_per_node"]) == ("200mbit", 2, 2)
+    assert [recipe["name"] for recipe in found["recipes"]] == list(demo.RECIPES)
+    for recipe in found["recipes"]:
+        assert recipe.keys() >= RECIPE_KEYS
+        assert recipe["step_s"] > 0
+        assert recipe["val_loss"] > 0
+
+
+@needs_namespaces
+def test_bytes_at_the_interface_shrink_as_the_codecs_promise(short_run):
+    sent = {recipe["name"]: recipe["inter_node_bytes_per_step"] for recipe in short_run[1]["recipes"]}
+
+    assert sent["zeropp"] <= 0.27 * sent["bf16_two_hop"]
+    assert sent["zeropp"] <= 0.14 * sent["bf16"]
+    assert sent["int8"] <= 0.53 * sent["bf16_two_hop"]
+    assert sent["bf16"] == pytest.approx(sent["fp32"] / 2, rel=0.03)
+
+
+@needs_namespaces
+def test_stats_agree_with_the_interface(short_run):
+    for recipe in short_run[1]["recipes"]:
+        if recipe["name"] not in ("fp32", "bf16"):
+            assert recipe["stats_bytes_per_step"] == pytest.approx(recipe["inter_node_bytes_per_step"], rel=0.05)
+
+
+@needs_namespaces
+def test_stats_count_exactly_what_the_codecs_make_of_the_model(short_run):
+    import zcomm
+
+    n_block, n_rest = 12 * 192 * 192 + 2 * 192, 2 * 256 * 192 + 128 * 192 + 192  # parameters, each over 4 ranks
+
+    def gathered(codec, passes_over_blocks):
+        nbytes = zcomm.codec(codec).nbytes
+        return 2 * (2 * passes_over_blocks * nbytes(n_block // 4) + nbytes(n_rest // 4))
+
+    def reduced(codec):
+        nbytes = zcomm.codec(codec).nbytes
+        return 2 * (2 * nbytes(n_block // 4) + nbytes(n_rest // 4))
+
+    counted = {recipe["name"]: recipe["stats_bytes_per_step"] for recipe in short_run[1]["recipes"]}
+    assert counted["bf16_two_hop"] == gathered("bf16", 2) + reduced("bf16")
+    assert counted["int8"] == gathered("int8", 2) + reduced("int8")
+    assert counted["zeropp"] == gathered("int8", 1) + reduced("int4")
+
+
+@needs_namespaces
+def test_losses_are_the_same_in_every_run(short_run, tmp_path):
+    first = {recipe["name"]: recipe["val_loss"] for recipe in short_run[1]["recipes"]}
+
+    path = tmp_path / "again.json"
+    ended = run_demo(
+        "--quick", "--link", "none", "--recipes", "fp32,zeropp", "--steps", "1", "--loss-steps", "2",
+        "--json", str(path),
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    again = {recipe["name"]: recipe["val_loss"] for recipe in json.loads(path.read_text())["recipes"]}
+    assert again == {name: first[name] for name in again}
+    assert first["zeropp"] == pytest.approx(first["fp32"], rel=0.01)
+
+
+@needs_namespaces
+def test_the_table_names_every_recipe_and_fits_a_terminal(short_run):
+    out, _, _ = short_run
+
+    table = out[out.index("FSDP2 training") :]
+    for name in demo.RECIPES:
+        assert f"\n{name} " in table
+    assert "…" not in table
+    assert "ompression" in table  # the verdict
+
+
+@needs_namespaces
+def test_the_picture_is_a_picture(short_run):
+    assert short_run[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_baselines_are_among_the_recipes():
+    assert set(BASELINES) < set(demo.RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--recipes", "fp32,zero"), "unknown 'zero'; known are fp32, bf16"),
+        (("--recipes", "fp32,fp32"), "names one twice"),
+        (("--steps", "0"), "--steps must be at least 1, got 0"),
+        (("--loss-steps", "-3"), "--loss-steps must be at least 1, got -3"),
+        (("--nodes", "0"), "nodes is 0"),
+        (("--link", "200"), "has no unit"),
+        (("--link", "0mbit"), "carries nothing"),
+        (("--json", "/no/such/folder/demo.json"), "--json /no/such/folder/demo.json cannot be written"),
+        (("--plot", "/no/such/folder/demo.png"), "--plot /no/such/folder/demo.png cannot be written"),
+        (("--plot", "demo.txt"), "expected a name that ends in .png"),
+    ],
+)
+def test_bad_arguments_are_one_line_before_anything_runs(words, says):
+    ended = run_demo(*words, timeout_s=30)
+
+    assert ended.returncode == 2
+    assert says in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("package", "extra"), [("torch", "torch"), ("rich", "tools"), ("matplotlib", "tools"), ("pyroute2", "tools")]
+)
+def test_a_missing_package_is_named_with_its_extra(package, extra, monkeypatch):
+    find_spec = demo.importlib.util.find_spec
+    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    parser = demo.argparse.ArgumentParser()
+    demo.add_arguments(parser)
+
+    with pytest.raises(demo.MissingExtra, match=rf"needs {package}; .*zcomm-collectives\[{extra}\]"):
+        demo.run(parser.parse_args(["--plot", "demo.png"]))
+
+
+@needs_namespaces
+def test_ctrl_c_ends_the_demo_and_its_cluster():
+    """Cluster stands for any command here: it marks what it starts, so that what is left can be found."""
+    demo_run = Cluster.__new__(Cluster)
+    demo_run.marker = "demo-interrupted"
+    demo_run.started = time.monotonic()
+    demo_run.process = subprocess.Popen(
+        [sys.executable, "-m", "zcomm", "demo", "--quick", "--link", "1mbit"],
+        env=environment() | {MARKER: demo_run.marker},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not any("demo_rank" in words for words in demo_run.processes().values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    demo_run.process.send_signal(signal.SIGINT)
+    demo_run.finish(timeout_s=30)
+
+    assert demo_run.status == 128 + signal.SIGINT
+    assert "Traceback" not in demo_run.out + demo_run.err
+    assert not demo_run.left_behind()
