@@ -96,9 +96,7 @@ def copy_back(result: Any, array: Any) -> None:
 def copy_memory(source: Span, target: Span) -> None:
     """Copy source's elements to target, which has as many of the same dtype."""
     if source.device != "cpu":
-        raise BufferError(
-            f"copying within {source.device} needs the cuda engine, which this version does not have"
-        )
+        raise BufferError(f"copying within {source.device} needs the cuda engine, which this version does not have")
     if source.address != target.address:
         ctypes.memmove(target.address, source.address, source.nbytes)
 
@@ -132,7 +130,8 @@ def _reader(array: Any, role: str) -> Any:
         raise BufferError(f"{role} is a {kind.__name__}; pass the local tensor: .to_local()")
     if hasattr(array, "data_ptr"):
         raise BufferError(
-            f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; pass a plain torch.Tensor"
+            f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; "
+            "pass a plain torch.Tensor"
         )
     raise BufferError(f"{role} is a {name}; expected a torch.Tensor, numpy.ndarray or cupy.ndarray")
 

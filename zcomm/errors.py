@@ -28,7 +28,7 @@ class CodecError(ZcommError, ValueError):
     """A codec that does not exist, or bytes that are not of that codec."""
 
 
-class BufferError(ZcommError, TypeError, ValueError):  # noqa: A001 - the field's word; always used as errors.BufferError
+class BufferError(ZcommError, TypeError, ValueError):
     """A tensor or array whose size, dtype, device, layout or type does not fit the call."""
 
 

@@ -19,8 +19,8 @@ def flattened(
     span = span_of(array, role)
     if span.device != device:
         raise BufferError(
-            f"{role} is on {span.device}, but this group moves bytes on {device}; zcomm copies nothing between devices: "
-            "move it yourself, or use a group of that device"
+            f"{role} is on {span.device}, but this group moves bytes on {device}, and zcomm copies nothing between "
+            "devices; move it yourself, or use a group of that device"
         )
     return span
 
@@ -53,9 +53,7 @@ def check_output(
     if output.n_elems != n_elems:
         raise BufferError(f"output has {output.n_elems} elements; expected {because} = {n_elems}")
     if output.dtype != source.dtype:
-        raise BufferError(
-            f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype"
-        )
+        raise BufferError(f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype")
 
 
 def check_overlap(
@@ -66,5 +64,5 @@ def check_overlap(
     """Raise BufferError if part lies in whole anywhere but where this rank's part belongs."""
     if overlap(part, whole) and part.address != whole.address + rank * part.nbytes:
         raise BufferError(
-            "output and input overlap; expected separate memory, or the smaller to be exactly this rank's part of the larger"
+            "output and input overlap; expected separate memory, or the smaller to be this rank's part of the larger"
         )

@@ -211,9 +211,7 @@ class Communicator:
 
             in_order = self._worker.idle
             with context:
-                run.begin(
-                    self._scratch, self._transport, self._take_tags(len(schedule.routes)), self.plan.timeout_s
-                )
+                run.begin(self._scratch, self._transport, self._take_tags(len(schedule.routes)), self.plan.timeout_s)
             if in_order and not async_op:
                 complete()
                 return None
@@ -297,17 +295,9 @@ class _Context:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, TransportError):
             us = self._communicator
-            what = (
-                f", {self._source.n_elems} {self._source.dtype.spelling} as {self._codec}"
-                if self._source
-                else ""
-            )
-            where = (
-                f"{self._name} number {self._number} on rank {us.rank} of {us._transport.group_name}{what}"
-            )
+            what = f", {self._source.n_elems} {self._source.dtype.spelling} as {self._codec}" if self._source else ""
+            where = f"{self._name} number {self._number} on rank {us.rank} of {us._transport.group_name}{what}"
             raise type(error)(f"{where}: {error}") from error.__cause__

@@ -1,8 +1,8 @@
 """All-gather, reduce-scatter and all-reduce in one hop: every rank exchanges directly with every other.
 
-Quantized once per hop whatever the world's size: reduce-scatter and all-gather once, all-reduce twice. Contributions are
-added in rank order in fp32 by the rank that owns the result. Every rank, the owner too, decodes the bytes that were
-sent, so a replicated result is the same everywhere, bit for bit.
+Quantized once per hop whatever the world's size: reduce-scatter and all-gather once, all-reduce twice. Contributions
+are added in rank order in fp32 by the rank that owns the result. Every rank, the owner too, decodes the bytes that
+were sent, so a replicated result is the same everywhere, bit for bit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zcomm.collectives.schedule import Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
+from zcomm.collectives.shards import Extent
 from zcomm.wire.codec import Codec
 
 
@@ -30,33 +31,37 @@ class _Gather(NamedTuple):
 
 class _ReduceScatter(NamedTuple):
     codec: Codec
-    contributions: list[Piece]  # of the input, by the rank that owns the sum
+    sent: list[Piece]  # of the input: contributions to other ranks' shards
     exchange: Route
+    own: Piece  # of the input: the contribution to this rank's shard
     total: Sum
 
     def steps(self, run: Steps) -> Iterator[Route]:
-        """1. Encode a contribution to every rank's shard and send it there. 2. Add what came, in rank order."""
-        run.encode(self.codec, self.contributions)
+        """1. Encode a contribution to every other rank's shard and send it there. 2. Encode the own one; add it and
+        what came, in rank order."""
+        run.encode(self.codec, self.sent)
         run.send(self.exchange)
         yield self.exchange
+        run.encode(self.codec, (self.own,))
         run.reduce(self.codec, (self.total,), finish=True)
 
 
 class _AllReduce(NamedTuple):
     codec: Codec
-    contributions: list[Piece]
-    scatter: Route
-    total: Sum
+    scatter: _ReduceScatter
     gather: Route
     shards: list[Piece]
 
     def steps(self, run: Steps) -> Iterator[Route]:
-        """1. Encode a contribution to every rank's shard and send it there. 2. Add what came, in rank order, encode the
-        sum again and send it to every rank. 3. Decode everybody's sums, the own one too."""
-        run.encode(self.codec, self.contributions)
-        run.send(self.scatter)
-        yield self.scatter
-        run.reduce_encode(self.codec, (self.total,), self.codec, finish=True)
+        """1. Encode a contribution to every other rank's shard and send it there. 2. Encode the own one; add it and
+        what came, in rank order, encode the sum again and send it to every rank. 3. Decode everybody's sums, the own
+        one too."""
+        first = self.scatter
+        run.encode(self.codec, first.sent)
+        run.send(first.exchange)
+        yield first.exchange
+        run.encode(self.codec, (first.own,))
+        run.reduce_encode(self.codec, (first.total,), self.codec, finish=True)
         run.send(self.gather)
         yield self.gather
         run.decode(self.codec, self.shards)
@@ -67,9 +72,7 @@ def all_gather(job: Job) -> Schedule:
     layout = Layout(job)
     chunks = []
     for cut in job.cuts:
-        shards, exchange = _gather(
-            layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut]
-        )
+        shards, exchange = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
         own = shards[job.rank]._replace(start=cut[job.rank].start - job.shards[job.rank].start)
         chunks.append(_Gather(job.codec, own, exchange, shards))
     return layout.schedule(chunks)
@@ -78,24 +81,18 @@ def all_gather(job: Job) -> Schedule:
 def reduce_scatter(job: Job) -> Schedule:
     """Schedule of a reduce-scatter onto job.shards."""
     layout = Layout(job)
-    chunks = []
-    for number in range(len(job.cuts)):
-        contributions, exchange, total = _scatter(layout, job, number)
-        chunks.append(_ReduceScatter(job.codec, contributions, exchange, total))
-    return layout.schedule(chunks)
+    return layout.schedule([_scatter(layout, job, cut) for cut in job.cuts])
 
 
 def all_reduce(job: Job) -> Schedule:
     """Schedule of an all-reduce: a reduce-scatter onto job.shards whose sums are gathered as they are encoded."""
     layout = Layout(job)
     chunks = []
-    for number, cut in enumerate(job.cuts):
-        contributions, scatter, total = _scatter(layout, job, number)
-        shards, gather = _gather(
-            layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut]
-        )
-        total = total._replace(wire=shards[job.rank].wire)
-        chunks.append(_AllReduce(job.codec, contributions, scatter, total, gather, shards))
+    for cut in job.cuts:
+        scatter = _scatter(layout, job, cut)
+        shards, gather = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        total = scatter.total._replace(wire=shards[job.rank].wire)
+        chunks.append(_AllReduce(job.codec, scatter._replace(total=total), gather, shards))
     return layout.schedule(chunks)
 
 
@@ -112,24 +109,19 @@ def _gather(layout: Layout, job: Job, shards: list[Piece]) -> tuple[list[Piece],
     return shards, route
 
 
-def _scatter(layout: Layout, job: Job, number: int) -> tuple[list[Piece], Route, Sum]:
+def _scatter(layout: Layout, job: Job, cut: list[Extent]) -> _ReduceScatter:
     """The exchange in which every rank sends its contribution to each shard to the shard's owner."""
     me = job.rank
-    cut = job.cuts[number]
     nbytes = job.codec.nbytes
-    contributions = [
-        Piece(start, n, layout.ring("own", number, nbytes(n)) if rank == me else layout.take(nbytes(n)))
-        for rank, (start, n) in enumerate(cut)
-    ]
-    n_elems = cut[me].n_elems
-    came = [
-        contributions[me].wire if rank == me else layout.take(nbytes(n_elems)) for rank in range(len(cut))
-    ]
     peers = [rank for rank in range(len(cut)) if rank != me]
+    sent = {peer: Piece(*cut[peer], layout.take(nbytes(cut[peer].n_elems))) for peer in peers}
+    n_elems = cut[me].n_elems
+    own = Piece(*cut[me], layout.reuse("own contribution", nbytes(n_elems)))
+    came = [own.wire if rank == me else layout.take(nbytes(n_elems)) for rank in range(len(cut))]
     route = layout.route(
-        [Message(peer, contributions[peer].wire, nbytes(cut[peer].n_elems)) for peer in peers],
+        [Message(peer, sent[peer].wire, nbytes(cut[peer].n_elems)) for peer in peers],
         [Message(peer, came[peer], nbytes(n_elems)) for peer in peers],
         n_elems_out=sum(cut[peer].n_elems for peer in peers),
     )
     total = Sum(tuple(came), n_elems, start=cut[me].start - job.shards[me].start, wire=-1)
-    return contributions, route, total
+    return _ReduceScatter(job.codec, list(sent.values()), route, own, total)

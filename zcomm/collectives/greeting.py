@@ -14,9 +14,7 @@ from zcomm.topology import Topology, node_label
 from zcomm.transports.transport import Parcel, Transport
 from zcomm.version import __version__
 
-GREETING_BYTES = (
-    2048  # JSON, padded with spaces; a fixed size, so that ranks that disagree can still read each other
-)
+GREETING_BYTES = 2048  # JSON, padded with spaces; a fixed size, so that ranks that disagree can still read each other
 _COMPARED = ("version", "plan", "topology")
 
 
@@ -39,20 +37,18 @@ def greet(
     if transport.size == 1:
         return topology or Topology(nodes=1, ranks_per_node=1)
     if transport.device != "cpu":
-        raise EngineError(
-            f"greeting over {transport.device} needs the cuda engine, which this version does not have"
-        )
+        raise EngineError(f"greeting over {transport.device} needs the cuda engine, which this version does not have")
     payload = json.dumps(own).encode()
     if len(payload) > GREETING_BYTES:
-        own["topology"] = f"of {transport.size} ranks, hash {hash(own['topology'])}"
+        own["topology"] = f"of {transport.size} ranks, checksum {zlib.crc32(own['topology'].encode()):08x}"
         payload = json.dumps(own).encode()
     greetings = [json.loads(text) for text in _exchange(transport, payload, tag, plan.timeout_s)]
     for rank, greeting in enumerate(greetings):
         for field in _COMPARED:
             if greeting[field] != greetings[0][field]:
                 raise MismatchError(
-                    f"rank {rank} of {transport.group_name} has {field} {greeting[field]}, rank 0 has {greetings[0][field]}; "
-                    "make the communicator with the same settings on every rank"
+                    f"rank {rank} of {transport.group_name} has {field} {greeting[field]}, rank 0 has "
+                    f"{greetings[0][field]}; make the communicator with the same settings on every rank"
                 )
     return topology or Topology.of_labels([greeting["node"] for greeting in greetings])
 
@@ -61,8 +57,7 @@ def _exchange(transport: Transport, payload: bytes, tag: int, timeout_s: float |
     """Send payload to every rank; all payloads, by rank."""
     memory = transport.empty(GREETING_BYTES * transport.size)
     parcels = [
-        Parcel(rank, memory[rank * GREETING_BYTES : (rank + 1) * GREETING_BYTES])
-        for rank in range(transport.size)
+        Parcel(rank, memory[rank * GREETING_BYTES : (rank + 1) * GREETING_BYTES]) for rank in range(transport.size)
     ]
     nbytes = GREETING_BYTES * transport.size
     view = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(transport.address(memory)))
@@ -71,9 +66,7 @@ def _exchange(transport: Transport, payload: bytes, tag: int, timeout_s: float |
     view[transport.rank, : len(payload)] = np.frombuffer(payload, np.uint8)
     peers = [rank for rank in range(transport.size) if rank != transport.rank]
     own = parcels[transport.rank].payload
-    exchange = transport.open(
-        [Parcel(peer, own) for peer in peers], [parcels[peer] for peer in peers], tag, timeout_s
-    )
+    exchange = transport.open([Parcel(peer, own) for peer in peers], [parcels[peer] for peer in peers], tag, timeout_s)
     exchange.start()
     exchange.wait()
     exchange.close()

@@ -41,19 +41,21 @@ class _ReduceScatter(NamedTuple):
     codec: Codec
     intra_codec: Codec
     finish_early: bool
-    contributions: list[Piece]
+    sent: list[Piece]  # contributions to shards that other ranks of the node carry
     inside: Route
+    own: list[Piece]  # contributions to shards that this rank carries
     partial: list[Sum]
     across: Route
     total: Sum
 
     def steps(self, run: Steps) -> Iterator[Route]:
-        """1. Encode a contribution to every shard and send it to the shard's porter on this node. 2. Add what the
-        node's ranks sent, in rank order, encode the partial sums and send each to its shard's owner. 3. Add the nodes'
-        partial sums, in node order."""
-        run.encode(self.intra_codec, self.contributions)
+        """1. Encode a contribution to every shard and send it to the shard's porter on this node. 2. Encode those to
+        the shards that this rank carries itself; add them and what came, in rank order, encode the partial sums and
+        send each to its shard's owner. 3. Add the nodes' partial sums, in node order."""
+        run.encode(self.intra_codec, self.sent)
         run.send(self.inside)
         yield self.inside
+        run.encode(self.intra_codec, self.own)
         run.reduce_encode(self.intra_codec, self.partial, self.codec, finish=self.finish_early)
         run.send(self.across)
         yield self.across
@@ -71,9 +73,10 @@ class _AllReduce(NamedTuple):
         node's other ranks and to one porter on every other node. 4. Hand round inside the node what came from others.
         5. Decode everybody's sums, the own one too."""
         first = self.scatter
-        run.encode(first.intra_codec, first.contributions)
+        run.encode(first.intra_codec, first.sent)
         run.send(first.inside)
         yield first.inside
+        run.encode(first.intra_codec, first.own)
         run.reduce_encode(first.intra_codec, first.partial, first.codec, finish=first.finish_early)
         run.send(first.across)
         yield first.across
@@ -154,12 +157,11 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
     second = [job.codec.nbytes(extent.n_elems) for extent in cut]
 
     sent: dict[int, int] = {}  # shard -> offset of this rank's contribution
-    for porter in locals_:
-        for rank in topology.carried_by(porter):
-            sent[rank] = (
-                layout.ring(f"own {rank}", number, first[rank]) if porter == me else layout.take(first[rank])
-            )
-    came = {me: {rank: sent[rank] for rank in mine}}  # neighbour -> shard -> offset of its contribution
+    for neighbour in neighbours:
+        for shard in topology.carried_by(neighbour):
+            sent[shard] = layout.take(first[shard])
+    own = {shard: layout.reuse(f"own contribution to {shard}", first[shard]) for shard in mine}
+    came = {me: own}  # rank of the node -> shard -> offset of its contribution
     for neighbour in neighbours:
         came[neighbour] = {rank: layout.take(first[rank]) for rank in mine}
     inside = layout.route(
@@ -172,7 +174,9 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
             tuple(came[rank][shard] for rank in locals_),
             cut[shard].n_elems,
             start=-1,
-            wire=layout.ring("partial", number, second[me]) if shard == me else layout.take(second[shard]),
+            wire=layout.reuse(f"own partial sum {number % 2}", second[me])
+            if shard == me
+            else layout.take(second[shard]),
         )
         for shard in mine
     ]
@@ -180,20 +184,23 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
     porters = {other: topology.porter(other, me) for other in range(topology.nodes) if other != node}
     arrived = [own_partial if other == node else layout.take(second[me]) for other in range(topology.nodes)]
     across = layout.route(
-        [
-            Message(shard, total.wire, second[shard])
-            for shard, total in zip(mine, partial, strict=True)
-            if shard != me
-        ],
+        [Message(shard, total.wire, second[shard]) for shard, total in zip(mine, partial, strict=True) if shard != me],
         [Message(peer, arrived[other], second[me]) for other, peer in porters.items()],
         n_elems_out=sum(cut[shard].n_elems for shard in mine if shard != me),
     )
     total = Sum(tuple(arrived), cut[me].n_elems, start=cut[me].start - job.shards[me].start, wire=-1)
-    contributions = [Piece(start, n, sent[rank]) for rank, (start, n) in enumerate(cut)]
     # fp16 cannot hold every node's partial sum of a mean it can hold: divide before the second hop, not after.
     finish_early = getattr(job.codec, "dtype", None) is DType.FLOAT16
     return _ReduceScatter(
-        job.codec, job.intra_codec, finish_early, contributions, inside, partial, across, total
+        job.codec,
+        job.intra_codec,
+        finish_early,
+        [Piece(*cut[shard], wire) for shard, wire in sent.items()],
+        inside,
+        [Piece(*cut[shard], wire) for shard, wire in own.items()],
+        partial,
+        across,
+        total,
     )
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from zcomm.buffers import Span
 from zcomm.collectives.schedule import Piece, Route, Schedule, Sum
-from zcomm.collectives.scratch import ScratchPool, Slab
+from zcomm.collectives.scratch import ScratchPool
 from zcomm.engines.engine import NO_FINISH, Engine, Finish
 from zcomm.transports.transport import Exchange, Parcel, Transport
 from zcomm.wire.codec import Codec

@@ -4,8 +4,9 @@ Built once for a shape, dtype and codec (flat.py, hierarchical.py), then carried
 count bytes in the call's scratch slab, so a schedule holds no memory and may be used by several calls at once.
 
 [Note: scratch] Everything received has its place from the start, because receives are posted before the first send.
-Everything sent has its place until the call ends. Only what never leaves the rank, its own contribution, is kept in a
-ring of RING slots, as it is needed for one step only. Together that is at most twice the wire bytes plus one chunk.
+Everything sent has its place until the call ends. What never leaves the rank is not kept for every chunk: the rank's
+own contribution is encoded in the step that adds it, in the same place for every chunk; its node's partial sum waits
+for one step, in one of two places. Together that is at most twice the wire bytes plus one chunk.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from typing import NamedTuple, Protocol
 from zcomm.collectives.shards import Extent
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
-
-RING = 2  # slots; what one step writes the next one reads, a pipeline tick later, when the next chunk has written too
 
 
 class Job(NamedTuple):
@@ -77,7 +76,7 @@ class Steps(Protocol):
         ...
 
     def reduce(self, codec: Codec, sums: Sequence[Sum], finish: bool) -> None:
-        """Add contributions and store them in the caller's output; finish: apply AVG's division or PREMUL_SUM's factor."""
+        """Add contributions, finish (AVG's division, PREMUL_SUM's factor), store in the caller's output."""
         ...
 
     def reduce_encode(self, codec: Codec, sums: Sequence[Sum], codec_out: Codec, finish: bool) -> None:
@@ -114,7 +113,7 @@ class Layout:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._end = 0
-        self._rings: dict[str, list[int]] = {}
+        self._reused: dict[str, int] = {}
         self._routes: list[Route] = []
         self._intra = 0
         self._inter = 0
@@ -126,12 +125,11 @@ class Layout:
         self._end += nbytes
         return offset
 
-    def ring(self, name: str, chunk: int, nbytes: int) -> int:
-        """Offset of bytes that the chunk RING places later may overwrite; no later chunk may be larger."""
-        slots = self._rings.setdefault(name, [])
-        if len(slots) < RING:
-            slots.append(self.take(nbytes))
-        return slots[chunk % RING]
+    def reuse(self, name: str, nbytes: int) -> int:
+        """Offset of bytes that whoever takes the same name shares; the first taker is the largest."""
+        if name not in self._reused:
+            self._reused[name] = self.take(nbytes)
+        return self._reused[name]
 
     def route(
         self,

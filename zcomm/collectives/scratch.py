@@ -60,7 +60,7 @@ class ScratchPool:
         return sum(slab.nbytes for slab in self._free)
 
     def take(self, nbytes: int) -> Slab:
-        """A slab of at least nbytes: the smallest free one that fits, else a new one in place of the largest that does not."""
+        """A slab of at least nbytes: the smallest free one that fits, else a new one in place of the largest."""
         with self._lock:
             fitting = [slab for slab in self._free if slab.nbytes >= nbytes]
             if fitting:

@@ -40,9 +40,7 @@ def balanced_shards(
 def chunks(
     shards: list[Extent],
     chunk_elems: int,  # elements of all shards together that one chunk should hold
-    blocks: list[
-        int
-    ],  # of the codecs, in elements; chunks are cut between blocks, so that cutting changes no result
+    blocks: list[int],  # of the codecs, in elements; chunks are cut between blocks, so that cutting changes no result
 ) -> list[list[Extent]]:
     """Cut all shards alike: chunk c of every shard, for each c. One chunk, maybe of nothing, at least."""
     longest = max(extent.n_elems for extent in shards)

@@ -18,9 +18,7 @@ class CollectiveStats:
     wire_bytes_inter: int = 0  # sent to other nodes
     codec_s: float = 0.0  # encoding, decoding and adding
     wait_s: float = 0.0  # waiting for peers and wires
-    uncompressed: dict[str, int] = field(
-        default_factory=dict
-    )  # reason -> calls that sent raw bytes because of it
+    uncompressed: dict[str, int] = field(default_factory=dict)  # reason -> calls that sent raw bytes because of it
 
     @property
     def wire_bytes(self) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -47,10 +48,7 @@ _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 def compress(
     model: nn.Module,  # after fully_shard
-    weights: Plan
-    | Codec
-    | str
-    | None = "int8",  # of the gathers over the whole shard group; None: torch's own
+    weights: Plan | Codec | str | None = "int8",  # of the gathers over the whole shard group; None: torch's own
     gradients: Plan | Codec | str | None = "int4",  # of the reductions; None: torch's own
     *,
     node_weights: Plan
@@ -58,7 +56,7 @@ def compress(
     | str
     | None = "raw",  # of hpZ's backward gathers inside a node; raw: exactly the forward's
     topology: Topology | None = None,  # of the shard group; None: detected
-    prefetch: bool = False,  # gather the next module's weights during a module's forward, in the order of model.modules()
+    prefetch: bool = False,  # gather the next module's weights during a forward, in model.modules() order
     quiet: bool = False,
 ) -> Compressed:
     """Compress the collectives of every FSDP module in model. Collective: all ranks call it alike.
@@ -116,9 +114,7 @@ class Compressed:
         """Give every module its collectives."""
         for module in self.modules:
             if self._gather is not None or self._node_gather is not None:
-                module.set_custom_all_gather(
-                    _CompressedAllGather(self._gather, self._node_gather, self._full_groups)
-                )
+                module.set_custom_all_gather(_CompressedAllGather(self._gather, self._node_gather, self._full_groups))
             if self._reduce is not None:
                 module.set_custom_reduce_scatter(_CompressedReduceScatter(self._reduce))
 
@@ -155,9 +151,7 @@ class Compressed:
             lines.append(f"  {what}: {each.plan.codec if each is not None else 'torch, uncompressed'}")
         if n_shared or any(group not in self._full_groups for group in _node_groups(self.modules)):
             how = self._node_gather.plan.codec if self._node_gather is not None else "torch, uncompressed"
-            lines.append(
-                f"  backward gathers inside a node (hpZ): {how}; {n_shared} duplicate process groups freed"
-            )
+            lines.append(f"  backward gathers inside a node (hpZ): {how}; {n_shared} duplicate process groups freed")
         if prefetch:
             lines.append("  forward prefetch: each module gathers the next one's weights")
         return "\n".join(lines)
@@ -235,9 +229,7 @@ class _CompressedAllGather(_Allocation, AllGather):
         communicators = self._over_shards if group in self._full_groups else self._over_node
         if communicators is None:
             return self._torch(output_tensor, input_tensor, group, async_op)
-        if (
-            input_tensor.dtype not in _COMPRESSIBLE
-        ):  # parameters of several dtypes travel as one buffer of uint8
+        if input_tensor.dtype not in _COMPRESSIBLE:  # parameters of several dtypes travel as one buffer of uint8
             communicators.pass_through(input_tensor.dtype)
             return self._torch(output_tensor, input_tensor, group, async_op)
         overlapping = async_op or output_tensor.device.type == "cpu"
@@ -279,11 +271,7 @@ def _parameter_groups(module: Any) -> list[Any]:
 def _node_groups(modules: list[Any]) -> set[Any]:
     """The process groups of hpZ's backward gathers."""
     infos = [group.post_forward_mesh_info for module in modules for group in _parameter_groups(module)]
-    return {
-        info.shard_process_group
-        for info in infos
-        if info is not None and hasattr(info, "shard_process_group")
-    }
+    return {info.shard_process_group for info in infos if info is not None and hasattr(info, "shard_process_group")}
 
 
 def _share_node_groups(groups: list[Any]) -> int:
@@ -317,5 +305,5 @@ def _share_node_groups(groups: list[Any]) -> int:
 
 def _prefetch_forward(modules: list[Any]) -> None:
     """Each module gathers the next one's weights while it computes; the root, which comes first, the first one's."""
-    for module, following in zip(modules, modules[1:], strict=False):
+    for module, following in pairwise(modules):
         module.set_modules_to_forward_prefetch([following])
