@@ -174,10 +174,7 @@ def test_json_tells_status_and_counters_of_a_failing_program(tmp_path: Path):
 
 
 def test_output_passes_through_line_by_line():
-    half = (
-        "import sys, os; sys.stdout.write('x' * 5000 + os.environ['RANK'] + '\\n');"
-        "sys.stderr.write('no newline')"
-    )
+    half = "import sys, os; sys.stdout.write('x' * 5000 + os.environ['RANK'] + '\\n');sys.stderr.write('no newline')"
     ended = run_cluster("--nodes", "1", "--quiet", "--", *PYTHON, half)
 
     assert sorted(ended.out.splitlines()) == ["x" * 5000 + "0", "x" * 5000 + "1"]
@@ -200,9 +197,7 @@ def test_much_output_arrives_whole():
 
 
 def test_the_most_nodes_and_ranks_work(tmp_path: Path):
-    _, report = run_with_report(
-        tmp_path, "--nodes", "8", "--ranks-per-node", "8", "--link", "1gbit", "--", "true"
-    )
+    _, report = run_with_report(tmp_path, "--nodes", "8", "--ranks-per-node", "8", "--link", "1gbit", "--", "true")
 
     assert len(report["per_node"]) == 8
 

@@ -53,9 +53,7 @@ def folder() -> Iterator[Path]:
 
 @needs_namespaces
 def test_an_ordinary_user_gets_a_shaped_and_counted_cluster(python: str, folder: Path):
-    tried = subprocess.run(
-        [*BECOME, "unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True
-    )
+    tried = subprocess.run([*BECOME, "unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True)
     if tried.returncode != 0:
         pytest.skip(f"this machine allows ordinary users no namespaces: {tried.stderr.decode().strip()}")
     ended = Cluster(
