@@ -57,6 +57,4 @@ def read_interface(
             if name.strip() == INTERFACE:
                 columns = numbers.split()
                 return NodeCounters(node, tx_bytes=int(columns[8]), rx_bytes=int(columns[0]))
-    raise ClusterError(
-        f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?"
-    )
+    raise ClusterError(f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?")

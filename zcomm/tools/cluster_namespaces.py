@@ -24,9 +24,7 @@ class Namespaces:
         return ["unshare", *self.flags, "--fork", "--kill-child", "--", *program]
 
     def __str__(self) -> str:
-        return ("rootless" if self.rootless else "root") + (
-            "" if self.own_pids else ", without a PID namespace"
-        )
+        return ("rootless" if self.rootless else "root") + ("" if self.own_pids else ", without a PID namespace")
 
 
 @dataclass(frozen=True)

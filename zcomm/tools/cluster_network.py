@@ -230,9 +230,7 @@ def _send(to: socket.socket, **message: Any) -> None:
 
 def _receive(keeper: socket.socket) -> dict[str, Any]:
     """A keeper's next message. Raises ClusterError if it failed or ended."""
-    message: dict[str, Any] = json.loads(
-        keeper.recv(65536) or b'{"problem": "a node ended while it was built"}'
-    )
+    message: dict[str, Any] = json.loads(keeper.recv(65536) or b'{"problem": "a node ended while it was built"}')
     if "problem" in message:
         raise ClusterError(message["problem"])
     return message

@@ -10,11 +10,7 @@ from zcomm.tools.cluster import ClusterResult
 def print_table(result: ClusterResult) -> None:
     """Print the table to stderr; plain lines where rich is not installed."""
     shaping = result.shaping
-    how = (
-        shaping.rate
-        if shaping.burst_bytes is None
-        else f"{shaping.rate}, burst {shaping.burst_bytes // 1024} KiB"
-    )
+    how = shaping.rate if shaping.burst_bytes is None else f"{shaping.rate}, burst {shaping.burst_bytes // 1024} KiB"
     title = (
         f"{result.spec.nodes} nodes x {result.spec.ranks_per_node} ranks, "
         f"link {result.spec.link} each way ({how}), latency {shaping.latency}; "
