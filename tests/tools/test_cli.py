@@ -13,9 +13,7 @@ from zcomm.tools import cli, info
 
 
 def zcomm(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "zcomm", *words], env=environment(), capture_output=True, text=True
-    )
+    return subprocess.run([sys.executable, "-m", "zcomm", *words], env=environment(), capture_output=True, text=True)
 
 
 def test_version_and_help():

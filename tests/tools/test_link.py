@@ -38,9 +38,7 @@ def test_a_printed_link_is_read_back(text: str):
         assert str(link) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["200", "", "mbit", "1e9bit", "200 megabits", "200mbit/s", "-1mbit", "inf", "1bit"]
-)
+@pytest.mark.parametrize("text", ["200", "", "mbit", "1e9bit", "200 megabits", "200mbit/s", "-1mbit", "inf", "1bit"])
 def test_what_is_not_a_rate_is_refused(text: str):
     with pytest.raises(ClusterError, match="link"):
         Link.parse(text)

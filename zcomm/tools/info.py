@@ -57,9 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command line of `zcomm info`."""
     parser.description = "What of zcomm works on this machine, and why not."
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument(
-        "--probe", action="store_true", help="also import torch, mpi4py and cupy and ask them"
-    )
+    parser.add_argument("--probe", action="store_true", help="also import torch, mpi4py and cupy and ask them")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,8 +107,7 @@ def _engines() -> list[Finding]:
     from zcomm.engines.select import available
 
     return [
-        Finding("engines", engine.name, engine.usable, f"{engine.device}: {engine.detail}")
-        for engine in available()
+        Finding("engines", engine.name, engine.usable, f"{engine.device}: {engine.detail}") for engine in available()
     ]
 
 
@@ -123,9 +120,7 @@ def _package(package: Package) -> Finding:
         why = f"not installed; for {package.purpose}: pip install 'zcomm-collectives[{package.extra}]'"
         return Finding("packages", package.module, False, why)
     found = _first_version(package.distributions)
-    return Finding(
-        "packages", package.module, True, f"{found or 'of unknown version'}, for {package.purpose}"
-    )
+    return Finding("packages", package.module, True, f"{found or 'of unknown version'}, for {package.purpose}")
 
 
 def _mpi_library() -> list[Finding]:
@@ -188,9 +183,7 @@ def _ask(name: str, ask: Callable[[Any], str]) -> Finding:
 
 def _ask_torch(torch: Any) -> str:
     distributed = torch.distributed
-    backends = [
-        name for name in ("gloo", "nccl", "mpi") if getattr(distributed, f"is_{name}_available", bool)()
-    ]
+    backends = [name for name in ("gloo", "nccl", "mpi") if getattr(distributed, f"is_{name}_available", bool)()]
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return f"torch {torch.__version__}, backends {', '.join(backends) or 'none'}, {devices} CUDA devices"
 

@@ -36,17 +36,13 @@ class Link:
             return cls(None)
         number, unit = _split(text, "link", "200mbit, 1gbit or none")
         if number <= 0:
-            raise ClusterError(
-                f"link {text!r} carries nothing; expected a rate like 200mbit, or none for no limit"
-            )
+            raise ClusterError(f"link {text!r} carries nothing; expected a rate like 200mbit, or none for no limit")
         if not unit:
             raise ClusterError(
                 f"link {text!r} has no unit; write {text.strip()}mbit, or another of {_names(_RATE_UNITS)}"
             )
         if unit not in _RATE_UNITS:
-            raise ClusterError(
-                f"link {text!r} has the unknown unit {unit!r}; expected one of {_names(_RATE_UNITS)}"
-            )
+            raise ClusterError(f"link {text!r} has the unknown unit {unit!r}; expected one of {_names(_RATE_UNITS)}")
         bits_s = round(number * _RATE_UNITS[unit])
         if not SLOWEST_BITS_S <= bits_s <= FASTEST_BITS_S:
             raise ClusterError(
@@ -87,9 +83,7 @@ def parse_latency(
             f"latency {text!r} has no unit; write {text.strip()}ms, or another of {_names(_LATENCY_UNITS)}"
         )
     if unit not in _LATENCY_UNITS:
-        raise ClusterError(
-            f"latency {text!r} has the unknown unit {unit!r}; expected one of {_names(_LATENCY_UNITS)}"
-        )
+        raise ClusterError(f"latency {text!r} has the unknown unit {unit!r}; expected one of {_names(_LATENCY_UNITS)}")
     latency_s = number * _LATENCY_UNITS[unit]
     if not 0 <= latency_s <= LONGEST_LATENCY_S:
         raise ClusterError(f"latency {text!r} is {latency_s:g} s; expected 0 to {LONGEST_LATENCY_S:g} s")
