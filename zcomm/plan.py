@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zcomm.errors import PlanError
 from zcomm.wire.codec import Codec

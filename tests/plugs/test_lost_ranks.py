@@ -1,0 +1,70 @@
+"""A rank that dies or fails while others wait for it: an error that names it, soon, on every other rank; never a hang."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch_world import TorchWorld
+
+import zcomm
+from zcomm.errors import TransportError
+from zcomm.plan import Plan
+
+
+@pytest.fixture
+def doomed_world():
+    world = TorchWorld(3)
+    yield world
+    world.close()
+
+
+def die_on_second_call() -> tuple[str, float] | None:
+    comm = zcomm.Communicator(None, Plan("int8", timeout_s=20.0))
+    x = torch.arange(100_000, dtype=torch.float32)
+    comm.all_reduce(x)
+    if dist.get_rank() == 2:
+        os._exit(9)
+    started = time.monotonic()
+    with pytest.raises(TransportError) as caught:
+        for _ in range(3):
+            comm.all_reduce(x)
+    return str(caught.value), time.monotonic() - started
+
+
+def test_a_killed_rank_is_an_error_within_seconds(doomed_world):
+    for pipe in doomed_world._pipes:
+        pipe.send((die_on_second_call, ()))
+
+    for rank in (0, 1):
+        assert doomed_world._pipes[rank].poll(60)
+        good, answer = doomed_world._pipes[rank].recv()
+        assert good, answer
+        told, seconds = answer
+        assert "all_reduce number" in told
+        assert "rank 2" in told or "rank 1" in told or "rank 0" in told  # the dead one, or one that lost it first
+        assert seconds < 19
+
+
+def raise_in_an_asynchronous_call() -> str | None:
+    comm = zcomm.Communicator(None, Plan("int8", timeout_s=1.0))
+    x = torch.ones(1000)
+    if dist.get_rank() == 2:
+        time.sleep(3)
+        return None
+    work = comm.all_reduce(x, async_op=True)
+    with pytest.raises(TransportError) as caught:
+        work.wait()
+    assert work.is_completed()
+    assert isinstance(work.exception(), TransportError)
+    return str(caught.value)
+
+
+def test_an_asynchronous_call_raises_at_wait(doomed_world):
+    told = doomed_world.run(raise_in_an_asynchronous_call)
+
+    for message in told[:2]:
+        assert "all_reduce number 1 on rank" in message
