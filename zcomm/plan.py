@@ -20,9 +20,7 @@ class Plan:
     intra_codec: Codec | str | None = None  # of a two-hop reduction's first hop, inside a node; None: as codec
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
-    chunk_elems: int = field(
-        default=512 * 1024
-    )  # source elements per pipeline step; same results for any value
+    chunk_elems: int = 1 << 20  # source elements per pipeline step; the results are the same for any value
     timeout_s: float | None = None  # None: as long as the transport's own timeout
     scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
 
