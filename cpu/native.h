@@ -6,6 +6,7 @@
 #ifndef ZCOMM_NATIVE_H
 #define ZCOMM_NATIVE_H
 
+#include <cstddef>
 #include <cstdint>
 
 #define ZC_ABI 1  // counted up when anything below changes; zcomm/engines/native.py refuses another number

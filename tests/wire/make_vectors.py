@@ -213,6 +213,9 @@ def inputs(block: int) -> dict[str, list[int]]:
         "ties": ties,
         "near ties": [bits + rng.choice((-1, 1)) if bits % 2**31 else bits for bits in ties],
         "any bits": [rng.randrange(2**32) for _ in range(16)],
+        # Largest magnitudes one unit over a scale's reach, for every width, and codes next to a tie.
+        "over a scale": [of(s * q) + 1 for s in (1, 1.0078125, 1.5, 1.9921875) for q in (127, 63, 31, 15, 7, 3, 1)],
+        "rounded ties": [of(1.3359375 * 127), *[of(1.3359375 * (i + 0.5)) + i % 3 - 1 for i in range(-7, 8)]],
         "powers of two": [((i % 254 + 1) << 23) | (i % 2) << 31 for i in range(block)],
     }
 
