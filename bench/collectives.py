@@ -29,9 +29,7 @@ FORMS = ("gloo fp32", "gloo bf16", *ZCOMM_FORMS)
 
 def main() -> None:
     """Drive the cluster once per link, or be one of its ranks."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="100mbit,1gbit,none", help="rates as zcomm cluster takes them")
     parser.add_argument(
         "--nbytes", type=int, default=16 << 20, help="bytes of the whole float32 tensor (default 16 MiB)"
@@ -76,39 +74,21 @@ def drive(args: argparse.Namespace) -> None:
                 sys.exit(result.exit_status)
             rate = spec.link.bits_s
             for row in json.loads(output.read_text()):
-                wire_ms = row["node_tx_bytes"] * 8 / rate * 1e3 if rate and rate != float("inf") else None
+                wire_ms = row["node_tx_bytes"] * 8 / rate * 1e3 if rate else None
                 rows.append({"link": link, **row, "wire_alone_ms": wire_ms})
-    table = Table(
-        title=f"{args.nbytes / 2**20:g} MiB float32, {args.nodes} nodes x {args.ranks_per_node} ranks, median of {args.calls}"
-    )
-    for column in (
-        "link",
-        "collective",
-        "form",
-        "ms",
-        "wire alone ms",
-        "MiB out of node 0",
-        "max error",
-        "x gloo bf16",
-        "x two hops bf16",
-    ):
-        table.add_column(column, justify="left" if column in ("link", "collective", "form") else "right")
+    shape = f"{args.nodes} nodes x {args.ranks_per_node} ranks"
+    table = Table(title=f"{args.nbytes / 2**20:g} MiB float32, {shape}, median of {args.calls}")
+    for column in ("link", "collective", "form"):
+        table.add_column(column)
+    for column in ("ms", "wire alone ms", "MiB out of node 0", "max error", "x gloo bf16", "x two hops bf16"):
+        table.add_column(column, justify="right")
     for row in rows:
-        same = {
-            other["form"]: other["time_ms"]
-            for other in rows
-            if (other["link"], other["collective"]) == (row["link"], row["collective"])
-        }
+        kin = [other for other in rows if all(other[key] == row[key] for key in ("link", "collective"))]
+        same = {other["form"]: other["time_ms"] for other in kin}
         for name in ("gloo bf16", "two hops bf16"):
-            row[f"speedup_over_{name.replace(' ', '_')}"] = (
-                same[name] / row["time_ms"] if name in same else None
-            )
-        cells = [
-            f"{row['time_ms']:.1f}",
-            _text(row["wire_alone_ms"], ".1f"),
-            f"{row['node_tx_bytes'] / 2**20:.2f}",
-            f"{row['max_error']:.1e}",
-        ]
+            row[f"speedup_over_{name.replace(' ', '_')}"] = same[name] / row["time_ms"] if name in same else None
+        cells = [f"{row['time_ms']:.1f}", _text(row["wire_alone_ms"], ".1f")]
+        cells += [f"{row['node_tx_bytes'] / 2**20:.2f}", f"{row['max_error']:.1e}"]
         cells += [_text(row[f"speedup_over_{name}"], ".2f") for name in ("gloo_bf16", "two_hops_bf16")]
         table.add_row(row["link"], row["collective"], row["form"], *cells)
     Console(width=150).print(table)
@@ -141,8 +121,7 @@ def run_rank(args: argparse.Namespace) -> None:
     part = n_elems // size
     full = torch.randn(n_elems, generator=torch.Generator().manual_seed(rank))
     communicators = {
-        hops: zcomm.Communicator(plan=zcomm.Plan(hierarchical=hops == "two hops"))
-        for hops in ("flat", "two hops")
+        hops: zcomm.Communicator(plan=zcomm.Plan(hierarchical=hops == "two hops")) for hops in ("flat", "two hops")
     }
     total = full.double()
     dist.all_reduce(total)
@@ -151,34 +130,38 @@ def run_rank(args: argparse.Namespace) -> None:
     dist.all_gather(shards, full[:part].contiguous())
     exact["all_gather"] = torch.cat(shards).double()
 
-    def measure(collective: str, form: str) -> dict[str, Any]:
-        call, reset, result = _call(collective, form, full, part, communicators)
-        times, counts = [], []
+    rows = []
+    for collective in args.collectives.split(","):
+        calls = {form: _call(collective, form, full, part, communicators) for form in args.forms.split(",")}
+        times: dict[str, list[float]] = {form: [] for form in calls}
+        sent: dict[str, list[int]] = {form: [] for form in calls}
         for number in range(args.calls + 2):
-            reset()
-            dist.barrier()
-            before, started = node_counters().tx_bytes, time.perf_counter()
-            call()
-            took = torch.tensor(time.perf_counter() - started)
-            dist.barrier()
-            counts.append(node_counters().tx_bytes - before)
-            dist.all_reduce(took, dist.ReduceOp.MAX)
-            if number >= 2:
-                times.append(took.item() * 1e3)
-        error = (result().double() - exact[collective]).abs().max()
-        dist.all_reduce(error, dist.ReduceOp.MAX)
-        return {
-            "collective": collective,
-            "form": form,
-            "time_ms": statistics.median(times),
-            "time_min_ms": min(times),
-            "time_max_ms": max(times),
-            "node_tx_bytes": statistics.median(counts),
-            "max_error": error.item(),
-        }
-
-    forms = args.forms.split(",")
-    rows = [measure(collective, form) for collective in args.collectives.split(",") for form in forms]
+            for form, (call, reset, _) in calls.items():  # forms alternate, so that all see the same machine
+                reset()
+                before = node_counters().tx_bytes
+                dist.barrier()
+                started = time.perf_counter()
+                call()
+                took = torch.tensor(time.perf_counter() - started)
+                dist.barrier()
+                sent[form].append(node_counters().tx_bytes - before)
+                dist.all_reduce(took, dist.ReduceOp.MAX)
+                if number >= 2:
+                    times[form].append(took.item() * 1e3)
+        for form, (_, _, result) in calls.items():
+            error = (result().double() - exact[collective]).abs().max()
+            dist.all_reduce(error, dist.ReduceOp.MAX)
+            rows.append(
+                {
+                    "collective": collective,
+                    "form": form,
+                    "time_ms": statistics.median(times[form]),
+                    "time_min_ms": min(times[form]),
+                    "time_max_ms": max(times[form]),
+                    "node_tx_bytes": statistics.median(sent[form]),
+                    "max_error": error.item(),
+                }
+            )
     if rank == 0:
         args.rank_output.write_text(json.dumps(rows))
     dist.barrier()
@@ -192,13 +175,11 @@ def _call(
     import torch
     import torch.distributed as dist
 
-    rank = dist.get_rank()
     hops, codec = form.rsplit(" ", 1)
     dtype = torch.bfloat16 if form == "gloo bf16" else torch.float32
     data = full.to(dtype)
     x, own = data.clone(), data[:part].clone()
     gathered, scattered = torch.empty_like(data), torch.empty(part, dtype=dtype)
-    del rank
     if hops == "gloo":
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

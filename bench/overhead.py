@@ -2,8 +2,8 @@
 
     python bench/overhead.py --json bench/results/overhead.json
 
-Rank 0 of four ranks is played in one process. Its peers are silent: sends are dropped, receives are full at once, so what
-is left is what zcomm adds to the backend's own time.
+Rank 0 of four ranks is played in one process. Its peers are silent: sends are dropped, receives are full at once, so
+what is left is what zcomm adds to the backend's own time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,24 +95,19 @@ def main() -> None:
     n_elems = args.nbytes // 4
     rows = []
     print(f"{'collective':<16}{'codec':<8}{'hops':<6}{'us per call':>12}{'p90':>8}")
-    for hops, topology in ((1, zcomm.Topology(nodes=1, ranks_per_node=4)), (2, zcomm.Topology(nodes=2, ranks_per_node=2))):
-        comm = zcomm.Communicator(SilentTransport(), zcomm.Plan(hierarchical=hops == 2), topology)
+    for hops, topology in (
+        (1, zcomm.Topology(nodes=1, ranks_per_node=4)),
+        (2, zcomm.Topology(nodes=2, ranks_per_node=2)),
+    ):
+        comm = zcomm.Communicator(SilentTransport(), zcomm.Plan(), topology)
         for codec in ("raw", "int8", "int4"):
             whole, part = array(n_elems), array(n_elems // 4)
-            calls = {
-                "all_reduce": lambda: comm.all_reduce(whole, "avg", codec),
-                "all_gather": lambda: comm.all_gather_single(whole, part, codec),
-                "reduce_scatter": lambda: comm.reduce_scatter_single(part, whole, "avg", codec),
-            }
-            for name, call in calls.items():
-                for _ in range(50):
-                    call()
-                times = []
-                for _ in range(args.calls):
-                    started = time.perf_counter()
-                    call()
-                    times.append((time.perf_counter() - started) * 1e6)
-                times.sort()
+            for name, call in {
+                "all_reduce": partial(comm.all_reduce, whole, "avg", codec),
+                "all_gather": partial(comm.all_gather_single, whole, part, codec),
+                "reduce_scatter": partial(comm.reduce_scatter_single, part, whole, "avg", codec),
+            }.items():
+                times = times_us(call, args.calls)
                 row = {
                     "collective": name,
                     "codec": codec,
@@ -124,7 +120,21 @@ def main() -> None:
                 print(f"{name:<16}{codec:<8}{hops:<6}{row['median_us']:>12.1f}{row['p90_us']:>8.1f}")
     if args.json:
         command = " ".join(["python", "bench/overhead.py", *sys.argv[1:]])
-        args.json.write_text(json.dumps({"about": {"command": command, "zcomm": zcomm.__version__}, "rows": rows}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"about": {"command": command, "zcomm": zcomm.__version__}, "rows": rows}, indent=1) + "\n"
+        )
+
+
+def times_us(call: Callable[[], object], n_calls: int) -> list[float]:
+    """Microseconds of each call after a warm-up, ascending."""
+    for _ in range(50):
+        call()
+    times = []
+    for _ in range(n_calls):
+        started = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - started) * 1e6)
+    return sorted(times)
 
 
 if __name__ == "__main__":

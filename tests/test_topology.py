@@ -30,7 +30,16 @@ def test_the_porter_on_even_nodes_has_the_same_local_index():
         # the paper's map: input slice p is moved to position (p mod D) * N + p div D
         position = {p: (p % ranks_per_node) * nodes + p // ranks_per_node for p in range(topology.size)}
         assert order == sorted(position, key=position.__getitem__)
-    assert [s for q in (0, 1, 2, 3) for s in Topology(nodes=2, ranks_per_node=4).carried_by(q)] == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert [s for q in (0, 1, 2, 3) for s in Topology(nodes=2, ranks_per_node=4).carried_by(q)] == [
+        0,
+        4,
+        1,
+        5,
+        2,
+        6,
+        3,
+        7,
+    ]
 
 
 @given(PLACEMENTS)

@@ -51,7 +51,7 @@ def test_wait_gives_up_after_its_timeout_and_can_be_repeated():
     work = Work(gate.wait)
     worker.submit(work)
 
-    with pytest.raises(PeerTimeout, match="0.05 s"):
+    with pytest.raises(PeerTimeout, match=r"0\.05 s"):
         work.wait(0.05)
     assert not work.is_completed()
     gate.set()

@@ -51,6 +51,6 @@ def reduce_op(op: Any) -> ReduceOp:
     if isinstance(member, str) and member in _BY_NAME:
         return _BY_NAME[member]
     raise ReduceOpError(
-        f"op {op!r} cannot be computed on compressed values; expected SUM, AVG or PREMUL_SUM. "
-        'Send it uncompressed (codec="raw" sums the same three), or use torch.distributed for other operators'
+        f"op {op!r} is not one that zcomm computes, with any codec; expected SUM, AVG or PREMUL_SUM. "
+        "Use torch.distributed or MPI for other operators"
     )

@@ -1,7 +1,8 @@
-"""What collectives must return, from the numpy definitions of the codecs alone: no schedule, chunk or engine in sight."""
+"""What collectives must return, by the codecs' numpy definitions alone: no schedule, chunk or engine in sight."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -107,12 +108,10 @@ def all_reduce(
 ) -> np.ndarray:
     """The result of every rank."""
     size, n = len(inputs), inputs[0].size
-    shard = -(-(-(-n // size)) // SHARD_ALIGNMENT) * SHARD_ALIGNMENT
+    shard = math.ceil(n / size / SHARD_ALIGNMENT) * SHARD_ALIGNMENT
     out = np.empty(n, inputs[0].dtype)
     for rank in range(size):
         cut = slice(min(rank * shard, n), min((rank + 1) * shard, n))
         parts = [x[cut].astype(np.float32) for x in inputs]
-        out[cut] = through(codec, reduced_shard(codec, intra_codec, parts, topology, op, factor)).astype(
-            out.dtype
-        )
+        out[cut] = through(codec, reduced_shard(codec, intra_codec, parts, topology, op, factor)).astype(out.dtype)
     return out

@@ -1,4 +1,4 @@
-"""Every collective, flat and in two hops, returns what the codecs' numpy definitions say, on every rank, bit for bit."""
+"""Every collective, flat and in two hops, returns what the codecs' definitions say, on every rank, bit for bit."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def test_all_reduce_is_the_definition_on_every_rank(placement, name, n_elems):
 @pytest.mark.parametrize("n_elems", SIZES)
 def test_reduce_scatter_is_the_definition(placement, name, n_elems):
     topology, two_hops = placement
-    inputs = [
-        oracle.values(rank, n_elems * topology.size, np.dtype(np.float32)) for rank in range(topology.size)
-    ]
+    inputs = [oracle.values(rank, n_elems * topology.size, np.dtype(np.float32)) for rank in range(topology.size)]
 
     def program(comm):
         out = np.full(n_elems, np.nan, np.float32)
@@ -83,9 +81,7 @@ def test_reduce_scatter_is_the_definition(placement, name, n_elems):
     results = run(placement, program)
 
     codec = zcomm.codec(name)
-    expected = oracle.reduce_scatter(
-        codec, codec, inputs, topology if two_hops else None, "PREMUL_SUM", 0.375
-    )
+    expected = oracle.reduce_scatter(codec, codec, inputs, topology if two_hops else None, "PREMUL_SUM", 0.375)
     for result, wanted in zip(results, expected, strict=True):
         assert result.tobytes() == wanted.tobytes()
 
@@ -166,9 +162,7 @@ def test_another_codec_inside_the_node(placement):
     results = run(placement, program, codec="int4", intra_codec="int8:512")
 
     outer, inner = zcomm.codec("int4"), zcomm.codec("int8:512")
-    expected = oracle.all_reduce(
-        outer, inner if two_hops else outer, inputs, topology if two_hops else None, "AVG"
-    )
+    expected = oracle.all_reduce(outer, inner if two_hops else outer, inputs, topology if two_hops else None, "AVG")
     for result in results:
         assert result.tobytes() == expected.tobytes()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import oracle
 import pytest
@@ -110,7 +109,10 @@ USES = {
     ),
     "fp16 reduction": (lambda model: None, {"policy": MixedPrecisionPolicy(reduce_dtype=torch.float16)}),
     "forced SUM": (lambda model: [unit.set_force_sum_reduction_for_comms(True) for unit in units(model)], {}),
-    "divide factor equal to the world": (lambda model: [unit.set_gradient_divide_factor(4.0) for unit in units(model)], {}),
+    "divide factor equal to the world": (
+        lambda model: [unit.set_gradient_divide_factor(4.0) for unit in units(model)],
+        {},
+    ),
     "hpZ": (lambda model: None, {"reshard": 2}),
     "HSDP": (lambda model: None, {"mesh": "2x2"}),
 }
@@ -179,7 +181,10 @@ def check_one_gradient_to_the_bit() -> None:
     (layer(x) * everyones[dist.get_rank()]).sum().backward()
     codec = zcomm.codec("int4")
     # each rank's shard: 150 rows of the weight's zero gradient, then 150 of the bias's
-    whole = [np.concatenate([np.concatenate([np.zeros(1200, np.float32), part]) for part in np.split(g.numpy(), 4)]) for g in everyones]
+    whole = [
+        np.concatenate([np.concatenate([np.zeros(1200, np.float32), part]) for part in np.split(g.numpy(), 4)])
+        for g in everyones
+    ]
     wanted = oracle.reduce_scatter(codec, codec, whole, TWO_BY_TWO, "AVG")[dist.get_rank()]
     assert layer.bias.grad.to_local().numpy().tobytes() == wanted[1200:].tobytes()
 
@@ -359,11 +364,7 @@ def check_counts() -> None:
     assert stats["all_gather"].calls == 14  # each step: 4 forward, 3 backward (the root stays gathered)
     assert stats["reduce_scatter"].calls == 8
     counted = sum(each.wire_bytes for each in stats.values())
-    sent = sum(
-        comm._transport.wire_bytes_sent
-        for each in handle._all()
-        for comm in each.communicators.values()
-    )
+    sent = sum(comm._transport.wire_bytes_sent for each in handle._all() for comm in each.communicators.values())
     greetings = 2 * 3 * 2048
     assert counted == sent - greetings
     assert 3.5 < stats["all_gather"].compression_ratio < 4
@@ -427,5 +428,3 @@ def check_nan() -> None:
 
 def test_a_nan_gradient_on_one_rank_is_seen_by_all(torch_world):
     torch_world.run(check_nan)
-
-

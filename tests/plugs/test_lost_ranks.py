@@ -1,4 +1,4 @@
-"""A rank that dies or fails while others wait for it: an error that names it, soon, on every other rank; never a hang."""
+"""A rank that dies or fails while others wait for it: an error that names it, soon, on every other rank."""
 
 from __future__ import annotations
 

@@ -240,7 +240,13 @@ def test_a_rank_outside_the_group_is_told_so(torch_world):
 
 
 def test_before_init_process_group_is_a_clear_error():
-    program = "import torch, zcomm\ntry:\n    zcomm.all_reduce(torch.ones(3), codec='int8')\nexcept RuntimeError as e:\n    print(e)"
+    program = textwrap.dedent("""
+        import torch, zcomm
+        try:
+            zcomm.all_reduce(torch.ones(3), codec="int8")
+        except RuntimeError as e:
+            print(e)
+    """)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert "init_process_group" in done.stdout, done.stderr
@@ -299,6 +305,36 @@ def test_ranks_that_disagree_fail_everywhere_and_are_named(torch_world, field, o
     assert told.count(told[0]) == 4
     assert f"rank {odd} " in told[0]
     assert field in told[0]
+
+
+def check_different_calls(difference: str) -> str:
+    """Rank 2 calls differently; the others must hear of it, and nobody may be aborted."""
+    group = dist.new_group([0, 1, 2, 3])
+    comm = zcomm.Communicator(group, zcomm.Plan("int8", timeout_s=1.0))
+    odd = dist.get_rank() == 2
+    x = torch.ones(1000 + 8 * (difference == "count" and odd), dtype=torch.float32)
+    x = x.bfloat16() if difference == "dtype" and odd else x
+    with pytest.raises(TransportError) as caught:
+        if difference == "collective" and odd:
+            comm.reduce_scatter_single(torch.empty(250), x)
+        elif difference == "order" and odd:
+            comm.all_reduce(torch.ones(500))
+        else:
+            comm.all_reduce(
+                x,
+                "avg" if difference == "op" and odd else "sum",
+                "int4" if difference == "codec" and odd else "int8",
+            )
+        if difference == "order":
+            comm.all_reduce(torch.ones(500) if not odd else x)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("difference", ["count", "dtype", "codec", "op", "collective", "order"])
+def test_ranks_that_call_differently_get_an_error_not_an_abort_nor_a_wrong_sum(torch_world, difference):
+    for told in torch_world.run(check_different_calls, difference):
+        assert "number 1 on rank" in told
+        assert "same" in told
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

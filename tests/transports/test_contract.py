@@ -1,4 +1,4 @@
-"""What every transport promises, on each one there is: bytes arrive whole, in any order of tags, errors name the peer."""
+"""What every transport promises, on each there is: bytes arrive whole, in any order of tags, errors name the peer."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def check_many_tags_sent_backwards(transport) -> None:
         into.append(transport.empty(50_000))
         exchanges.append(
             transport.open(
-                [Parcel(following, filled(transport, 50_000, number))], [Parcel(preceding, into[-1])], first + number, 20.0
+                [Parcel(following, filled(transport, 50_000, number))],
+                [Parcel(preceding, into[-1])],
+                first + number,
+                20.0,
             )
         )
     for exchange in reversed(exchanges):

@@ -8,8 +8,10 @@ posts its first messages at once and goes on in the communicator's own thread.
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 from zcomm.work import Work, Worker
 
+FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
 _KEPT_SCHEDULES = 512
 _BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
     ("all_gather", False): flat.all_gather,
@@ -46,9 +49,10 @@ _BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
 
 
 class _Settled(NamedTuple):
-    """Which schedule serves a call, and the reason why it sends raw bytes where another codec was asked for."""
+    """Which schedule and engine serve a call, and why it sends raw bytes where another codec was asked for."""
 
     schedule: Schedule
+    engine: Engine
     uncompressed: str | None
 
 
@@ -71,7 +75,6 @@ class Communicator:
         self.size = self._transport.size
         if topology is not None:
             topology.check_size(self.size)
-        self._engine: Engine = engine_for(self._transport.device)
         self._scratch = ScratchPool(self._transport, self.plan.scratch_bytes)
         self._worker = Worker(f"zcomm worker of rank {self.rank}, {self._transport.group_name}")
         self._lock = threading.Lock()  # one call is settled and begun at a time
@@ -79,10 +82,10 @@ class Communicator:
         self._stats: Stats = {}
         self._calls = 0
         self._first_tag = self._transport.new_tags()
-        self._tags_taken = 0
+        self._steps_taken = 0
         self._closed = False
         with _Context(self, "greeting", 0, None, None):
-            self.topology = greet(self._transport, self.plan, topology, self._take_tags(1))
+            self.topology = greet(self._transport, self.plan, topology, self._take_tags(1, 0)[0])
 
     def all_reduce(
         self,
@@ -189,17 +192,18 @@ class Communicator:
             stats = self._stats.setdefault(name, CollectiveStats())
             stats.calls += 1
             if self.size == 1:
+                stats.uncompressed["a world of one rank"] = stats.calls
                 self._alone(source, target, finish)
                 if target.owner is not output:
                     copy_back(target.owner, output)
                 return Work(None) if async_op else None
-            schedule, uncompressed = self._settle(name, source, wanted)
+            schedule, engine, uncompressed = self._settle(name, source, wanted)
             stats.raw_bytes += schedule.raw_bytes
             stats.wire_bytes_intra += schedule.wire_bytes_intra
             stats.wire_bytes_inter += schedule.wire_bytes_inter
             if uncompressed:
                 stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
-            run = Run(schedule, self._engine, source, target, finish)
+            run = Run(schedule, engine, source, target, finish)
 
             def complete() -> None:
                 with context:
@@ -209,9 +213,15 @@ class Communicator:
                 if target.owner is not output:
                     copy_back(target.owner, output)
 
+            fingerprint = _fingerprint(name, source.n_elems, source.dtype, wanted, operator)
             in_order = self._worker.idle
             with context:
-                run.begin(self._scratch, self._transport, self._take_tags(len(schedule.routes)), self.plan.timeout_s)
+                run.begin(
+                    self._scratch,
+                    self._transport,
+                    self._take_tags(len(schedule.routes), fingerprint),
+                    self.plan.timeout_s,
+                )
             if in_order and not async_op:
                 complete()
                 return None
@@ -229,8 +239,9 @@ class Communicator:
             return
         raw = parse_codec("raw").for_dtype(source.dtype)
         wire = self._transport.address(memory := self._transport.empty(raw.nbytes(source.n_elems)))
-        self._engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
-        self._engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
+        engine = engine_for(self._transport.device, raw)
+        engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
+        engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
         del memory
 
     def _settle(self, name: str, source: Span, wanted: Codec) -> _Settled:
@@ -259,15 +270,28 @@ class Communicator:
         cuts = chunks(shards, plan.chunk_elems, [getattr(one, "block", 1) for one in (codec, intra)])
         two_hops = plan.hierarchical and self.topology.has_two_levels
         job = Job(self.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
-        return _Settled(_BUILDERS[name, two_hops](job), uncompressed)
+        engine = engine_for(self._transport.device, codec, intra)
+        return _Settled(_BUILDERS[name, two_hops](job), engine, uncompressed)
 
-    def _take_tags(self, count: int) -> int:
-        """First of count tags in a row; alike on all ranks, as calls are made in the same order."""
-        if self._tags_taken + count > TAGS_PER_COMMUNICATOR:
-            self._tags_taken = 0
-        first = self._first_tag + self._tags_taken
-        self._tags_taken += count
-        return first
+    def _take_tags(self, count: int, fingerprint: int) -> range:
+        """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""
+        steps = TAGS_PER_COMMUNICATOR >> FINGERPRINT_BITS
+        if self._steps_taken + count > steps:
+            self._steps_taken = 0
+        first = self._steps_taken
+        self._steps_taken += count
+        low = fingerprint & ((1 << FINGERPRINT_BITS) - 1)
+        return range(
+            self._first_tag + (first << FINGERPRINT_BITS) + low,
+            self._first_tag + ((first + count) << FINGERPRINT_BITS),
+            1 << FINGERPRINT_BITS,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(name: str, n_elems: int, dtype: DType, codec: Codec, operator: ReduceOp | None) -> int:
+    """Goes into the tags of a call: ranks that call differently never receive each other's bytes, they time out."""
+    return zlib.crc32(repr((name, n_elems, dtype, codec, operator)).encode())
 
 
 def _finish(operator: ReduceOp | None, size: int) -> Finish:
@@ -300,4 +324,5 @@ class _Context:
             us = self._communicator
             what = f", {self._source.n_elems} {self._source.dtype.spelling} as {self._codec}" if self._source else ""
             where = f"{self._name} number {self._number} on rank {us.rank} of {us._transport.group_name}{what}"
-            raise type(error)(f"{where}: {error}") from error.__cause__
+            advice = "; check that every rank is alive and made the same call" if self._source else ""
+            raise type(error)(f"{where}: {error}{advice}") from error.__cause__

@@ -60,15 +60,15 @@ class Run:
         self.codec_s = 0.0
         self.wait_s = 0.0
 
-    def begin(self, scratch: ScratchPool, transport: Transport, tag: int, timeout_s: float | None) -> None:
+    def begin(self, scratch: ScratchPool, transport: Transport, tags: range, timeout_s: float | None) -> None:
         """Take scratch, open every exchange, start the first chunk."""
         schedule = self.schedule
         self._scratch = scratch
         self._slab = slab = scratch.take(schedule.scratch_bytes)
         bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
         self._exchanges: list[Exchange] = [
-            transport.open(outgoing, incoming, tag + index, timeout_s)
-            for index, (outgoing, incoming) in enumerate(bound)
+            transport.open(outgoing, incoming, tag, timeout_s)
+            for tag, (outgoing, incoming) in zip(tags, bound, strict=True)
         ]
         self._chunks = iter(schedule.chunks)
         self._under_way: list[tuple[Iterator[Route], Route]] = []  # oldest first

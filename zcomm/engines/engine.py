@@ -1,4 +1,4 @@
-"""The protocol of an engine: who computes the bytes. Three verbs, into memory the caller owns.
+"""The protocol of an engine: who computes the bytes. Four verbs, into memory the caller owns.
 
 Arguments are addresses and counts: callers check sizes, dtypes and devices at the edge (collectives/), an
 engine trusts them. An engine computes on the calling thread (native: with the GIL released) or on the
@@ -29,6 +29,10 @@ class Engine(Protocol):
     """Computes wire bytes on one kind of device."""
 
     name: str
+
+    def supports(self, codec: Codec) -> bool:
+        """Whether it can compute this codec."""
+        ...
 
     def encode(
         self,

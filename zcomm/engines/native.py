@@ -47,6 +47,10 @@ class NativeEngine:
         self._reduce = _verb(library, "reduce", self.build, *sums, address, number)
         self._reduce_encode = _verb(library, "reduce_encode", self.build, *sums, record, address)
 
+    def supports(self, codec: Codec) -> bool:
+        """Whether the library has loops for this codec."""
+        return isinstance(codec, IntBlock | Cast | Raw)
+
     def encode(
         self,
         codec: Codec,

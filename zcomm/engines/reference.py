@@ -24,6 +24,10 @@ class ReferenceEngine:
 
     name = "reference"
 
+    def supports(self, codec: Codec) -> bool:
+        """Every codec: each brings its numpy definition."""
+        return True
+
     def encode(
         self,
         codec: Codec,

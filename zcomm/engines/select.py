@@ -16,6 +16,7 @@ from zcomm.engines.engine import Engine
 from zcomm.engines.native import NativeEngine
 from zcomm.engines.reference import ReferenceEngine
 from zcomm.errors import EngineError
+from zcomm.wire.codec import Codec
 
 _ENGINES: dict[str, Callable[[], Engine]] = {
     "native": NativeEngine,
@@ -34,10 +35,13 @@ class EngineInfo(NamedTuple):
 
 def engine_for(
     device: str,  # "cpu", "cuda:0", as a Span names it
+    *codecs: Codec,  # that it must compute
 ) -> Engine:
-    """The fastest engine for memory on this device. Raises EngineError if there is none."""
+    """The fastest engine for memory on this device and these codecs. Raises EngineError if there is none."""
     if device == "cpu":
-        return engine_named("reference" if native.why_missing() else "native")
+        if native.why_missing() is None and all(engine_named("native").supports(codec) for codec in codecs):
+            return engine_named("native")
+        return engine_named("reference")
     raise EngineError(f"no engine computes on {device!r}; engines: native and reference on 'cpu'. Pass CPU memory")
 
 

@@ -62,7 +62,8 @@ def compress(
     """Compress the collectives of every FSDP module in model. Collective: all ranks call it alike.
 
     Steps: 1. find the FSDP modules; 2. let modules that reshard to the same node groups share one pair of process
-    groups (torch makes a pair per module); 3. install the collectives; 4. set prefetch; 5. say what was done, on rank 0.
+    groups (torch makes a pair per module); 3. install the collectives; 4. set prefetch; 5. say what was done, on
+    rank 0.
 
     Raises BufferError if model holds no FSDP module, ValueError (torch's) for a module with several parameter groups.
     """
@@ -107,7 +108,7 @@ class Compressed:
         self.modules = modules
         self._full_groups = full_groups
         self._gather = _by_group(weights, topology)
-        self._node_gather = _by_group(node_weights, None)
+        self._node_gather = _by_group(node_weights if weights is not None else None, None)
         self._reduce = _by_group(gradients, topology)
 
     def install(self) -> None:

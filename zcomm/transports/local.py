@@ -26,9 +26,7 @@ class LocalWorld:
             raise GroupError(f"a world has at least 1 rank, got {size!r}")
         self.size = size
         self.changed = threading.Condition()
-        self.posted: dict[
-            tuple[int, int, int], np.ndarray
-        ] = {}  # (source, target, tag) -> where to put the bytes
+        self.posted: dict[tuple[int, int, int], np.ndarray] = {}  # (source, target, tag) -> where to put the bytes
         self.arrived: dict[tuple[int, int, int], np.ndarray] = {}  # bytes sent before they were asked for
         self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
 
@@ -74,9 +72,7 @@ class LocalTransport:
         timeout_s: float | None,
     ) -> _LocalExchange:
         """Post the receives."""
-        return _LocalExchange(
-            self, outgoing, incoming, tag, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        )
+        return _LocalExchange(self, outgoing, incoming, tag, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s)
 
     def close(self) -> None:
         """Nothing of its own to free."""
@@ -134,9 +130,7 @@ class _LocalExchange:
             if dead:
                 raise TransportError(f"rank {dead[0]} failed: {world.failed[dead[0]]!r}")
             if world.failed:
-                raise TransportError(
-                    f"rank {next(iter(world.failed))} failed; nothing came from rank {missing[0]}"
-                )
+                raise TransportError(f"rank {next(iter(world.failed))} failed; nothing came from rank {missing[0]}")
             raise PeerTimeout(f"nothing came from rank {missing[0]} within {self._timeout_s} s")
 
     def close(self) -> None:
@@ -145,9 +139,7 @@ class _LocalExchange:
 
 def _deliver(payload: np.ndarray, target: np.ndarray, key: tuple[int, int, int]) -> None:
     if payload.size != target.size:
-        raise TransportError(
-            f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}"
-        )
+        raise TransportError(f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}")
     target[:] = payload
 
 

@@ -103,7 +103,12 @@ class _EagerExchange:
         self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
         self._sends: list[tuple[int, Any]] = []
         receive = transport.group.recv
-        self._receives = [(peer, receive([payload], peer, tag)) for peer, payload in incoming]
+        self._receives: list[tuple[int, Any]] = []
+        for peer, payload in incoming:
+            try:
+                self._receives.append((peer, receive([payload], peer, tag)))
+            except RuntimeError as error:
+                raise TransportError(f"nothing can come from rank {peer}: {_first_line(error)}") from error
 
     def start(self) -> None:
         transport = self._transport
@@ -195,9 +200,7 @@ def process_group(group: Any) -> Any:
     Raises GroupError where torch.distributed is not initialised, or this rank is not in the group.
     """
     if not dist.is_available() or not dist.is_initialized():
-        raise GroupError(
-            "torch.distributed is not initialised; call torch.distributed.init_process_group first"
-        )
+        raise GroupError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
     if group is None:
         group = dist.distributed_c10d._get_default_group()
         launched = int(os.environ.get("WORLD_SIZE") or 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-TAGS_PER_COMMUNICATOR = 1 << 20
+TAGS_PER_COMMUNICATOR = 1 << 24
 
 
 class Parcel(NamedTuple):
