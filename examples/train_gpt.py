@@ -60,10 +60,11 @@ class Settings:
     width: int = 384
     layers: int = 4
     heads: int = 6
-    context: int = 128  # bytes of text per sequence
-    batch: int = 2  # sequences per rank and step
-    learning_rate: float = 1e-3
-    warmup_steps: int = 10
+    context: int = 64  # bytes of text per sequence
+    batch: int = 4  # sequences per rank and step
+    steps: int = 50
+    warmup_steps: int = 10  # then the learning rate falls in a line to zero, so that a short run ends calmly
+    learning_rate: float = 5e-4
     max_gradient_norm: float = 1.0
     validation_batches: int = 8
     seed: int = 0
@@ -191,8 +192,7 @@ class Trainer:
 
     def step(self) -> float:
         """One batch forward, backward, and the update; returns this rank's loss."""
-        warmth = min(1.0, (self.n_steps + 1) / self.settings.warmup_steps)
-        self.optimizer.param_groups[0]["lr"] = warmth * self.settings.learning_rate
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate()
         tokens = draw_batch(self.text.training, self.settings, seed=self.settings.seed + 1 + self.n_steps)
         loss = self.loss(tokens)
         loss.backward()
@@ -201,6 +201,11 @@ class Trainer:
         self.optimizer.zero_grad()
         self.n_steps += 1
         return loss.item()
+
+    def learning_rate(self) -> float:
+        """Of this step: a line up, a line down."""
+        warmth = min(1.0, (self.n_steps + 1) / self.settings.warmup_steps)
+        return self.settings.learning_rate * warmth * max(0.0, 1 - self.n_steps / self.settings.steps)
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """Cross entropy of each next byte, in nats, the mean over this rank's rows."""
@@ -228,21 +233,21 @@ def main() -> None:
     """Train by one recipe and print losses, step times and what travelled."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", choices=RECIPES, default="zeropp", help="what travels (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=Settings.steps)
     parser.add_argument("--batch", type=int, default=Settings.batch, help="sequences per rank (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=Settings.layers)
     parser.add_argument("--width", type=int, default=Settings.width)
     parser.add_argument("--seed", type=int, default=Settings.seed)
     args = parser.parse_args()
-    settings = Settings(batch=args.batch, layers=args.layers, width=args.width, seed=args.seed)
+    settings = Settings(args.width, args.layers, batch=args.batch, steps=args.steps, seed=args.seed)
 
     torch.set_num_threads(1)  # several ranks share this machine's cores
     dist.init_process_group("gloo")
     trainer = Trainer(settings, RECIPES[args.recipe], Text.of_standard_library())
-    for n in range(1, args.steps + 1):
+    for n in range(1, settings.steps + 1):
         started = time.perf_counter()
         loss = trainer.step()
-        if dist.get_rank() == 0 and (n % 10 == 0 or n == args.steps):
+        if dist.get_rank() == 0 and (n % 10 == 0 or n == settings.steps):
             print(f"step {n}: loss {loss:.4f} on rank 0, {1e3 * (time.perf_counter() - started):.0f} ms")
     validation_loss = trainer.validation_loss()
     if dist.get_rank() == 0:

@@ -79,7 +79,7 @@ def test_stats_agree_with_the_interface(short_run):
 def test_stats_count_exactly_what_the_codecs_make_of_the_model(short_run):
     import zcomm
 
-    n_block, n_rest = 12 * 192 * 192 + 2 * 192, 2 * 256 * 192 + 128 * 192 + 192  # parameters, each over 4 ranks
+    n_block, n_rest = 12 * 192 * 192 + 2 * 192, 2 * 256 * 192 + 64 * 192 + 192  # parameters, each over 4 ranks
 
     def gathered(codec, passes_over_blocks):
         nbytes = zcomm.codec(codec).nbytes

@@ -49,7 +49,7 @@ class Size:
 
 
 FULL = Size(steps=7, loss_steps=25, model=Model())
-QUICK = Size(steps=3, loss_steps=6, model=Model(width=192, layers=2, batch=1, validation_batches=2))
+QUICK = Size(steps=3, loss_steps=6, model=Model(width=192, layers=2, batch=2, validation_batches=2))
 
 
 class DemoError(ZcommError, RuntimeError):

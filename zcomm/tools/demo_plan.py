@@ -21,7 +21,7 @@ class Model:
 
     width: int = 384
     layers: int = 4
-    batch: int = 2  # sequences per rank and step
+    batch: int = 4  # sequences per rank and step
     validation_batches: int = 8
 
 
@@ -43,7 +43,7 @@ class Launch:
         step_s: float,  # about what a step of the recipe takes
     ) -> int:
         """How many steps are counted."""
-        return self.steps if step_s <= 0 else int(min(self.steps, max(1.0, self.budget_s / step_s)))
+        return self.steps if step_s <= 0 else round(min(self.steps, max(1.0, self.budget_s / step_s)))
 
     def to_json(self) -> str:
         """One line."""

@@ -37,7 +37,7 @@ class Runner:
     def __init__(self, name: str, launch: Launch, example: ModuleType, text: Any) -> None:
         self.name = name
         self.recipe = example.RECIPES["fp32" if name == NO_NETWORK else name]
-        self.settings = example.Settings(**asdict(launch.model))
+        self.settings = example.Settings(**asdict(launch.model), steps=launch.warmup_steps + launch.steps)
         self.trainer = example.Trainer(self.settings, self.recipe, text, quiet=True)
         self.replace_collectives(example.torch_wire)
         self.losses: list[float] = []
