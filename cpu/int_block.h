@@ -24,11 +24,29 @@ ZC_FN float scale_at(const zc_u8 *wire, zc_i64 b) { return zc_from_bf16(((const 
 // that lies in neighbouring bytes of a plane of `field` bits.
 template <class F>
 ZC_FN void each_run(zc_i32 field, zc_i64 r, zc_i64 lo, zc_i64 hi, F f) {
-  const zc_i64 length = r * field / 8;
-  for (zc_i64 e = lo; e < hi;) {
-    const zc_i64 segment = e / length, end = (segment + 1) * length < hi ? (segment + 1) * length : hi;
-    f(e - segment * length, e - lo, end - e, (zc_i32)segment * field);
+  const zc_i32 length = (zc_i32)r * field / 8;
+  zc_i32 segment = (zc_i32)lo / length;
+  for (zc_i64 e = lo; e < hi; ++segment) {
+    const zc_i64 begin = (zc_i64)segment * length, end = begin + length < hi ? begin + length : hi;
+    f(e - begin, e - lo, end - e, segment * field);
     e = end;
+  }
+}
+
+// Bits of count bytes moved to other places of the same bytes: to[i] = (from[i] >> right & mask) << left, or added to
+// what to[i] has. Eight bytes at a time in a word; no bit leaves its byte, for mask is shorter than what is shifted.
+template <bool ADD>
+ZC_FN void move_bits(const zc_u8 *__restrict from, zc_i64 count, zc_i32 right, zc_u32 mask, zc_i32 left,
+                     zc_u8 *__restrict to) {
+  const zc_u64 masks = mask * 0x0101010101010101ull;
+  zc_i64 i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const zc_u64 moved = (*(const u64_at *)(from + i) >> right & masks) << left;
+    *(u64_at *)(to + i) = ADD ? *(u64_at *)(to + i) | moved : moved;
+  }
+  for (; i < count; ++i) {
+    const zc_u32 moved = (from[i] >> right & mask) << left;
+    to[i] = (zc_u8)(ADD ? to[i] | moved : moved);
   }
 }
 
@@ -40,12 +58,10 @@ static void unpack(const zc_u8 *__restrict planes, zc_i32 bits, zc_i64 r, zc_i64
     if (!(bits & field)) continue;
     const zc_u32 mask = (1u << field) - 1;
     each_run(field, r, lo, hi, [&](zc_i64 at, zc_i64 e, zc_i64 count, zc_i32 shift) {
-      const zc_u8 *p = planes + at;
-      zc_u8 *q = codes + e;
       if (low == 0)
-        for (zc_i64 i = 0; i < count; ++i) q[i] = (zc_u8)((p[i] >> shift) & mask);
+        move_bits<false>(planes + at, count, shift, mask, low, codes + e);
       else
-        for (zc_i64 i = 0; i < count; ++i) q[i] = (zc_u8)(q[i] | ((p[i] >> shift) & mask) << low);
+        move_bits<true>(planes + at, count, shift, mask, low, codes + e);
     });
     planes += r * field / 8;
     low += field;
@@ -63,12 +79,10 @@ static void pack(const zc_u8 *__restrict codes, zc_i32 bits, zc_i64 r, zc_i64 lo
     if (!(bits & field)) continue;
     const zc_u32 mask = (1u << field) - 1;
     each_run(field, r, lo, hi, [&](zc_i64 at, zc_i64 e, zc_i64 count, zc_i32 shift) {
-      zc_u8 *p = planes + at;
-      const zc_u8 *q = codes + e;
       if (shift == 0)
-        for (zc_i64 i = 0; i < count; ++i) p[i] = (zc_u8)((q[i] >> low) & mask);
+        move_bits<false>(codes + e, count, low, mask, shift, planes + at);
       else
-        for (zc_i64 i = 0; i < count; ++i) p[i] = (zc_u8)(p[i] | ((q[i] >> low) & mask) << shift);
+        move_bits<true>(codes + e, count, low, mask, shift, planes + at);
     });
     planes += r * field / 8;
     low += field;

@@ -14,6 +14,7 @@ typedef unsigned short zc_u16;
 typedef unsigned int zc_u32;
 typedef int zc_i32;
 typedef long long zc_i64;
+typedef unsigned long long zc_u64;
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define ZC_FN static __host__ __device__ __forceinline__
