@@ -6,8 +6,8 @@ Times are the thread's own (other programs' turns on the core do not count), med
 once per round, memcpy among them, so that what else the machine does falls on all rows alike. GB/s count bytes moved:
 what an operation must read plus what it must write (10^9 per second). "share" is that rate over memcpy's in the same
 round; "vs copy" is the time over that of copying the operation's input. Every row's result is compared with the
-reference engine's, byte for byte, on a smaller odd count.
-torch's eager kernels allocate their results, fresh pages included, as they do in a program; ours write into the caller's.
+reference engine's, byte for byte, on a smaller odd count. torch's eager kernels allocate their results, fresh pages
+included, as they do in a program; ours write into the caller's memory.
 """
 
 from __future__ import annotations
