@@ -63,8 +63,7 @@ class Topology:
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node, ascending."""
         return tuple(
-            tuple(rank for rank, node in enumerate(self.node_of_rank) if node == wanted)
-            for wanted in range(self.nodes)
+            tuple(rank for rank, node in enumerate(self.node_of_rank) if node == wanted) for wanted in range(self.nodes)
         )
 
     @property
