@@ -40,6 +40,7 @@ def test_it_prints_so_that_it_can_be_read_back_and_pickled():
         ({"intra_codec": "zip"}, CodecError, "int8"),
         ({"hierarchical": None}, PlanError, "True or False"),
         ({"hierarchical": "yes"}, PlanError, "True or False"),
+        ({"check": "sometimes"}, PlanError, "first, always, never"),
         ({"min_elems": -1}, PlanError, "at least 0"),
         ({"min_elems": 1.5}, PlanError, "whole number"),
         ({"chunk_elems": 0}, PlanError, "at least 1"),

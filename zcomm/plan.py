@@ -10,6 +10,7 @@ from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
 MEBI = 1 << 20
+CHECKS = ("first", "always", "never")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Plan:
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     chunk_elems: int = 1 << 20  # source elements per pipeline step; the results are the same for any value
+    check: str = "first"  # compare calls between ranks before they are done: "first" of each kind, "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
     scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
 
@@ -30,6 +32,8 @@ class Plan:
             object.__setattr__(self, "intra_codec", parse_codec(self.intra_codec))
         if not isinstance(self.hierarchical, bool):
             raise PlanError(f"hierarchical must be True or False, got {self.hierarchical!r}")
+        if self.check not in CHECKS:
+            raise PlanError(f"check must be one of {', '.join(CHECKS)}, got {self.check!r}")
         for name, least in (("min_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

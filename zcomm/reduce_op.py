@@ -19,6 +19,9 @@ class ReduceOp:
     name: str
     factor: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.name}({self.factor})" if self.name == "PREMUL_SUM" else self.name
+
 
 SUM = ReduceOp("SUM")
 AVG = ReduceOp("AVG")

@@ -14,7 +14,15 @@ import torch
 import torch.distributed as dist
 
 import zcomm
-from zcomm.errors import BufferError, CodecError, GroupError, PeerTimeout, ReduceOpError, TransportError
+from zcomm.errors import (
+    BufferError,
+    CodecError,
+    GroupError,
+    MismatchError,
+    PeerTimeout,
+    ReduceOpError,
+    TransportError,
+)
 from zcomm.topology import Topology
 
 DTYPES = {torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16}
@@ -307,34 +315,51 @@ def test_ranks_that_disagree_fail_everywhere_and_are_named(torch_world, field, o
     assert field in told[0]
 
 
-def check_different_calls(difference: str) -> str:
-    """Rank 2 calls differently; the others must hear of it, and nobody may be aborted."""
+def check_different_calls(difference: str, check: str) -> str:
+    """Rank 2 calls differently; everybody must hear of it, and nobody may be aborted."""
     group = dist.new_group([0, 1, 2, 3])
-    comm = zcomm.Communicator(group, zcomm.Plan("int8", timeout_s=1.0))
+    comm = zcomm.Communicator(group, zcomm.Plan("int8", check=check, timeout_s=1.0))
     odd = dist.get_rank() == 2
-    x = torch.ones(1000 + 8 * (difference == "count" and odd), dtype=torch.float32)
-    x = x.bfloat16() if difference == "dtype" and odd else x
-    with pytest.raises(TransportError) as caught:
+    full, half = torch.ones(1000), torch.ones(500)
+    if check == "always":  # so that both kinds of call are known already
+        comm.all_reduce(full.clone())
+        comm.all_reduce(half.clone())
+    with pytest.raises((MismatchError, TransportError)) as caught:
         if difference == "collective" and odd:
-            comm.reduce_scatter_single(torch.empty(250), x)
-        elif difference == "order" and odd:
-            comm.all_reduce(torch.ones(500))
+            comm.reduce_scatter_single(torch.empty(250), full)
+        elif difference == "count" and odd:
+            comm.all_reduce(half)
+        elif difference == "padded count" and odd:
+            comm.all_reduce(torch.ones(1001))  # as many wire bytes as 1000
+        elif difference == "dtype" and odd:
+            comm.all_reduce(full.bfloat16())
+        elif difference == "op" and odd:
+            comm.all_reduce(full, "avg")
+        elif difference == "codec" and odd:
+            comm.all_reduce(full, codec="int8:512")
         else:
-            comm.all_reduce(
-                x,
-                "avg" if difference == "op" and odd else "sum",
-                "int4" if difference == "codec" and odd else "int8",
-            )
-        if difference == "order":
-            comm.all_reduce(torch.ones(500) if not odd else x)
+            comm.all_reduce(full)
+    assert isinstance(caught.value, MismatchError) == (check != "never")
     return str(caught.value)
 
 
-@pytest.mark.parametrize("difference", ["count", "dtype", "codec", "op", "collective", "order"])
-def test_ranks_that_call_differently_get_an_error_not_an_abort_nor_a_wrong_sum(torch_world, difference):
-    for told in torch_world.run(check_different_calls, difference):
+DIFFERENCES = ["collective", "count", "padded count", "dtype", "op", "codec"]
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+@pytest.mark.parametrize("check", ["first", "always"])
+def test_ranks_that_call_differently_fail_alike_and_name_the_odd_one(torch_world, difference, check):
+    told = torch_world.run(check_different_calls, difference, check)
+
+    assert told.count(told[0]) == 4
+    assert "rank 2 has " + difference.removeprefix("padded ") in told[0]
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_unchecked_calls_that_differ_time_out_and_abort_nobody(torch_world, difference):
+    for told in torch_world.run(check_different_calls, difference, "never"):
         assert "number 1 on rank" in told
-        assert "same" in told
+        assert "the same call" in told
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

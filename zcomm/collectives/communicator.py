@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from zcomm.buffers import DType, Span, copy_back, copy_memory
 from zcomm.collectives import flat, hierarchical
+from zcomm.collectives.agreement import agree_on_settings, compare, exchange
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, flattened
-from zcomm.collectives.greeting import greet
 from zcomm.collectives.run import Run
 from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.scratch import ScratchPool
@@ -38,6 +38,7 @@ from zcomm.work import Work, Worker
 
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
 _KEPT_SCHEDULES = 512
+_KEPT_AGREEMENTS = 4096
 _BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
     ("all_gather", False): flat.all_gather,
     ("all_gather", True): hierarchical.all_gather,
@@ -59,8 +60,8 @@ class _Settled(NamedTuple):
 class Communicator:
     """Collectives over the ranks of one group.
 
-    Steps of construction: 1. open a transport over the group; 2. exchange a greeting, so that ranks that disagree on
-    version, plan or topology fail here, on every rank, with the odd rank and field named; 3. learn the topology.
+    Steps of construction: 1. open a transport over the group; 2. compare version, plan and topology, so that ranks that
+    disagree fail here, on every rank, with the odd rank and field named; 3. learn the topology.
     """
 
     def __init__(
@@ -84,8 +85,9 @@ class Communicator:
         self._first_tag = self._transport.new_tags()
         self._steps_taken = 0
         self._closed = False
+        self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         with _Context(self, "greeting", 0, None, None):
-            self.topology = greet(self._transport, self.plan, topology, self._take_tags(1, 0)[0])
+            self.topology = agree_on_settings(self._transport, self.plan, topology, self._take_tags(1, 0)[0])
 
     def all_reduce(
         self,
@@ -216,6 +218,8 @@ class Communicator:
             fingerprint = _fingerprint(name, source.n_elems, source.dtype, wanted, operator)
             in_order = self._worker.idle
             with context:
+                if self._must_compare(fingerprint):
+                    self._compare_call(name, source, wanted, operator)
                 run.begin(
                     self._scratch,
                     self._transport,
@@ -272,6 +276,28 @@ class Communicator:
         job = Job(self.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
         engine = engine_for(self._transport.device, codec, intra)
         return _Settled(_BUILDERS[name, two_hops](job), engine, uncompressed)
+
+    def _must_compare(self, fingerprint: int) -> bool:
+        """Whether the plan asks for this call to be compared; the same on ranks that have made the same calls."""
+        if self.plan.check == "never" or (self.plan.check == "first" and fingerprint in self._agreed):
+            return False
+        self._agreed[fingerprint] = None
+        if len(self._agreed) > _KEPT_AGREEMENTS:
+            self._agreed.popitem(last=False)
+        return True
+
+    def _compare_call(self, name: str, source: Span, codec: Codec, operator: ReduceOp | None) -> None:
+        """Raise MismatchError, on every rank, unless all ranks are making this same call."""
+        card = {
+            "call number": str(self._calls),
+            "collective": name,
+            "count": str(source.n_elems),
+            "dtype": source.dtype.spelling,
+            "codec": str(codec),
+            "op": str(operator),
+        }
+        cards = exchange(self._transport, card, self._take_tags(1, 0)[0], self.plan.timeout_s)
+        compare(cards, tuple(card), f"call {self._calls} of {self._transport.group_name}")
 
     def _take_tags(self, count: int, fingerprint: int) -> range:
         """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""

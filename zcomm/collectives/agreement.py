@@ -1,0 +1,96 @@
+"""Ranks compare what must be equal before payloads move: at a communicator's making, and before calls that are new.
+
+Every rank sends every other a card, JSON of a fixed size, so that ranks that disagree can still read each other. All
+see the same cards, so all come to the same verdict: none goes on alone, none waits for one that has given up.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import json
+import zlib
+
+import numpy as np
+
+from zcomm.errors import EngineError, MismatchError
+from zcomm.plan import Plan
+from zcomm.topology import Topology, node_label
+from zcomm.transports.transport import Parcel, Transport
+from zcomm.version import __version__
+
+CARD_BYTES = 1024  # padded with spaces
+_LONGEST_VALUE = 400  # characters; longer ones are compared by their checksum
+
+Card = dict[str, str]
+
+
+def agree_on_settings(
+    transport: Transport,
+    plan: Plan,
+    topology: Topology | None,  # None: to be detected
+    tag: int,
+) -> Topology:
+    """Compare version, plan and topology of all ranks; settle the topology. Raises MismatchError, on every rank."""
+    if transport.size == 1:
+        return topology or Topology(nodes=1, ranks_per_node=1)
+    own = {
+        "version": __version__,
+        "plan": repr(plan),
+        "topology": str(topology.node_of_rank) if topology else "detected",
+        "node": node_label(),
+    }
+    cards = exchange(transport, own, tag, plan.timeout_s)
+    compare(cards, ("version", "plan", "topology"), transport.group_name)
+    return topology or Topology.of_labels([card["node"] for card in cards])
+
+
+def exchange(
+    transport: Transport,
+    own: Card,
+    tag: int,
+    timeout_s: float | None,
+) -> list[Card]:
+    """Send the own card to every rank; all cards, by rank."""
+    if transport.device != "cpu":
+        raise EngineError(f"comparing calls over {transport.device} needs the cuda engine, which is not used yet")
+    short = {
+        name: value if len(value) <= _LONGEST_VALUE else f"of checksum {zlib.crc32(value.encode()):08x}"
+        for name, value in own.items()
+    }
+    payload = json.dumps(short).encode()
+    memory = transport.empty(CARD_BYTES * transport.size)
+    places = [memory[rank * CARD_BYTES : (rank + 1) * CARD_BYTES] for rank in range(transport.size)]
+    whole = (ctypes.c_uint8 * (CARD_BYTES * transport.size)).from_address(transport.address(memory))
+    view = np.ctypeslib.as_array(whole).reshape(transport.size, CARD_BYTES)
+    view[transport.rank] = ord(" ")
+    view[transport.rank, : len(payload)] = np.frombuffer(payload, np.uint8)
+    peers = [rank for rank in range(transport.size) if rank != transport.rank]
+    own_place = places[transport.rank]
+    step = transport.open(
+        [Parcel(peer, own_place) for peer in peers], [Parcel(peer, places[peer]) for peer in peers], tag, timeout_s
+    )
+    step.start()
+    step.wait()
+    step.close()
+    return [json.loads(row.tobytes()) for row in view]
+
+
+def compare(
+    cards: list[Card],  # by rank
+    fields: tuple[str, ...],  # the first that differs is reported
+    where: str,  # what the error begins with
+) -> None:
+    """Raise MismatchError if a field is not the same on all cards, naming the odd rank: the value that fewest have."""
+    for field in fields:
+        counts = collections.Counter(card[field] for card in cards)
+        if len(counts) == 1:
+            continue
+        usual = max(counts, key=lambda value: (counts[value], value == cards[0][field]))
+        odd = [rank for rank, card in enumerate(cards) if card[field] != usual]
+        others = next(rank for rank, card in enumerate(cards) if card[field] == usual)
+        raise MismatchError(
+            f"{where}: rank {odd[0]} has {field} {cards[odd[0]][field]}, rank {others} has {usual}"
+            + (f" (also odd: ranks {odd[1:]})" if odd[1:] else "")
+            + "; make the same call with the same settings on every rank"
+        )
