@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 import zcomm
+from zcomm.errors import ZcommError
 from zcomm.tools import demo, demo_report
 from zcomm.tools.link import Link
 
@@ -30,9 +31,12 @@ def main() -> None:
     parser.add_argument("--links", default="100mbit,200mbit,1gbit,none", help="rates as zcomm cluster takes them")
     demo.add_arguments(parser, link=False)
     args = parser.parse_args()
-    links = [Link.parse(link) for link in args.links.split(",")]
-    args.link = str(links[0])
-    options = demo.check(args)
+    try:
+        links = [Link.parse(link) for link in args.links.split(",")]
+        args.link = str(links[0])
+        options = demo.check(args)
+    except ZcommError as problem:
+        parser.error(str(problem))
 
     console = Console(width=150)
     with demo.progress_bars(console) as bars:
@@ -75,23 +79,23 @@ def row_of(report: demo_report.Report, row: demo_report.Row) -> dict[str, Any]:
 def table_of(rows: list[dict[str, Any]]) -> Table:
     """The columns people ask for."""
     columns = {
-        "link": "{}",
-        "recipe": "{}",
-        "step_ms": "{:.0f}",
-        "compute_ms": "{:.0f}",
-        "wire_alone_ms": "{:.0f}",
-        "node_tx_bytes_per_step": "{:,.0f}",
-        "speedup_over_bf16": "{:.2f}",
-        "speedup_over_bf16_two_hop": "{:.2f}",
-        "speedup_possible_over_bf16_two_hop": "{:.2f}",
-        "reached_of_possible": "{:.0%}",
-        "val_loss_over_fp32_pct": "{:+.2f}",
+        "link": ("link", "{}"),
+        "recipe": ("recipe", "{}"),
+        "step_ms": ("step ms", "{:.0f}"),
+        "compute_ms": ("compute ms", "{:.0f}"),
+        "wire_alone_ms": ("wire alone ms", "{:.0f}"),
+        "node_tx_bytes_per_step": ("bytes out of a node", "{:,.0f}"),
+        "speedup_over_bf16": ("x bf16", "{:.2f}"),
+        "speedup_over_bf16_two_hop": ("x two hops", "{:.2f}"),
+        "speedup_possible_over_bf16_two_hop": ("possible", "{:.2f}"),
+        "reached_of_possible": ("reached", "{:.0%}"),
+        "val_loss_over_fp32_pct": ("loss over fp32 %", "{:+.2f}"),
     }
     table = Table()
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("link", "recipe") else "right")
+    for key, (header, _) in columns.items():
+        table.add_column(header, justify="left" if key in ("link", "recipe") else "right")
     for row in rows:
-        table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, form in columns.items()))
+        table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()))
     return table
 
 

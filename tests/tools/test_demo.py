@@ -183,6 +183,7 @@ def test_ctrl_c_ends_the_demo_and_its_cluster():
     deadline = time.monotonic() + 30
     while not any("demo_rank" in words for words in demo_run.processes().values()) and time.monotonic() < deadline:
         time.sleep(0.1)
+    time.sleep(1)  # past Python's own start
     demo_run.process.send_signal(signal.SIGINT)
     demo_run.finish(timeout_s=30)
 

@@ -33,6 +33,9 @@ RECIPES = ("fp32", "bf16", "bf16_two_hop", "int8", "zeropp")
 STEP_BUDGET_S = 9.0  # of counted steps per recipe at the link; the slow ones take fewer steps
 LOG_LINES = 30  # of what the ranks wrote, shown when one fails
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)  # exit status of ranks that were told to end
+RANK = (  # Ctrl-C ends a rank at once, also while it still imports torch, and shows in its exit status
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); from zcomm.tools import demo_rank; demo_rank.main()"
+)
 
 # glibc gives each buffer of some MiB back to the kernel and faults it in again, which costs every recipe more than
 # coding does; bench/README.md has the numbers.
@@ -246,7 +249,7 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
                 found.append(Measured(**event.fields))
 
     result = cluster.run(
-        [sys.executable, "-m", "zcomm.tools.demo_rank", launch.to_json()],
+        [sys.executable, "-c", RANK, launch.to_json()],
         replace(options.spec, link=link),
         environment={"OMP_NUM_THREADS": "1"} | KEEP_MEMORY | dict(os.environ),
         on_output=hear,

@@ -1,6 +1,6 @@
 """What every rank of the demo runs: the example's trainers, one per recipe, taking their steps in turn.
 
-    zcomm cluster --nodes 2 --ranks-per-node 2 -- python -m zcomm.tools.demo_rank LAUNCH    (a Launch as JSON)
+    main() with a Launch as JSON in argv[1], under `zcomm cluster` (zcomm/tools/demo.py starts it)
 
 Recipes alternate step by step, so that a machine that slows down slows all of them alike. Each counted step starts
 at a barrier and is as long as on the slowest rank; the interface's counter is read at both ends.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import time
 from dataclasses import asdict
@@ -148,16 +147,11 @@ def load_example(path: Path) -> ModuleType:
 
 def main() -> None:
     """Join the group, run the launch, leave."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a rank at once, without a traceback
     launch = Launch.from_json(sys.argv[1])
     torch.set_num_threads(1)  # several ranks share this machine's cores
     dist.init_process_group("gloo", timeout=LONGEST_COLLECTIVE)
     run(launch, load_example(Path(launch.example)))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
     sys.stdout.flush()
     os._exit(0)  # gloo's threads may still hold tensors, and Python ending under them aborts (seen with torch 2.13)

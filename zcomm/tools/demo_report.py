@@ -232,16 +232,19 @@ def footnotes(report: Report) -> list[str]:
     """What one must know to read the table."""
     counted = [abs(row.stats_over_counters_pct) for row in report.rows if row.stats_over_counters_pct is not None]
     steps = ", ".join(f"{row.name} {row.steps_counted}" for row in report.rows)
+    paced = report.shaping == PACED
+    counter = "as charged to the pacer, without TCP's headers" if paced else "by the network interface's own counter"
     notes = [
         f"step: median of the counted steps ({steps}) at the link, each as long as on the slowest rank. "
         f"Compute alone: {1e3 * report.compute_s:.0f} ms.",
-        "MB out of a node: per step, by the network interface's own counter"
+        f"MB out of a node: per step, {counter}"
         + (f"; zcomm's stats() agree within {max(counted):.1f} %." if counted else "."),
         f"loss: losses do not depend on the link, so they are of {report.loss_steps} steps on a link without limit, "
         "with the same seeds and batches; 'free' is the step time there.",
         "2-hop: bf16_two_hop, the strongest uncompressed form. possible: the speed-up over it that bytes and compute "
-        "time allow, (compute + its wire) / (compute + this wire). reached: of that.",
+        "time allow, (compute + its wire) / (compute + this wire). reached: of that; it passes 100 % where transfers "
+        "hide behind compute.",
     ]
-    if report.shaping == PACED:
-        notes.append(f"network: {PACED}, as namespaces are not allowed here; bytes are those charged to the pacer.")
+    if paced:
+        notes.append(f"network: {PACED}, as namespaces are not allowed here.")
     return notes
