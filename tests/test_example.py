@@ -1,4 +1,4 @@
-"""examples/train_gpt.py: it runs as its first lines say, its model and text are what they claim, batches never differ."""
+"""examples/train_gpt.py: it runs as its first lines say; its model, text and batches are what they claim."""
 
 from __future__ import annotations
 
