@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from zcomm.tools import demo_report
@@ -103,6 +105,21 @@ def test_the_verdict_says_whether_compression_pays(two_hop_ms, zeropp_ms, says):
 
 def test_the_verdict_compares_with_the_fastest_uncompressed_form():
     assert "bf16, the fastest uncompressed form" in demo_report.verdict(report(two_hop_ms=2100, zeropp_ms=800))
+
+
+@pytest.mark.parametrize(
+    ("zeropp_ms", "says"),
+    [
+        (530, "zeropp is the fastest too"),
+        (550, "within the noise"),
+        (900, "would not be the one to take: bf16_two_hop"),
+    ],
+)
+def test_the_verdict_tells_what_happens_without_a_limit(zeropp_ms, says):
+    found = report()
+    rows = [replace(row, unlimited_step_s=zeropp_ms / 1e3) if row.name == "zeropp" else row for row in found.rows]
+
+    assert says in demo_report.verdict(replace(found, rows=rows))
 
 
 def test_the_footnotes_say_that_losses_do_not_depend_on_the_link():

@@ -38,7 +38,7 @@ RANK = (  # Ctrl-C ends a rank at once, also while it still imports torch, and s
 )
 
 # glibc gives each buffer of some MiB back to the kernel and faults it in again, which costs every recipe more than
-# coding does.
+# coding does (bench/README.md).
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 

@@ -185,10 +185,10 @@ def verdict_without_limit(report: Report, best: Row) -> str:
     times = f"{1e3 * best.unlimited_step_s:.0f} ms"
     if fastest.name == best.name:
         return f"Without a limit on the link {best.name} is the fastest too, at {times} a step."
-    return (
-        f"Without a limit on the link it would not be the one to take: {fastest.name} needs "
-        f"{1e3 * fastest.unlimited_step_s:.0f} ms a step there, {best.name} {times}."
-    )
+    against = f"{fastest.name} needs {1e3 * fastest.unlimited_step_s:.0f} ms a step there, {best.name} {times}"
+    if best.unlimited_step_s < PAYS_FROM * fastest.unlimited_step_s:
+        return f"Without a limit on the link nothing is gained or lost by it: {against}, which is within the noise."
+    return f"Without a limit on the link it would not be the one to take: {against}."
 
 
 COLUMNS = (
