@@ -21,6 +21,7 @@ class Plan:
     intra_codec: Codec | str | None = None  # of a two-hop reduction's first hop, inside a node; None: as codec
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
+    one_shot_elems: int = 4096  # all-reduces of at most so many elements are gathered and added by every rank
     chunk_elems: int = 1 << 20  # source elements per pipeline step; the results are the same for any value
     check: str = "first"  # compare calls between ranks before they are done: "first" of each kind, "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
@@ -34,7 +35,7 @@ class Plan:
             raise PlanError(f"hierarchical must be True or False, got {self.hierarchical!r}")
         if self.check not in CHECKS:
             raise PlanError(f"check must be one of {', '.join(CHECKS)}, got {self.check!r}")
-        for name, least in (("min_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
+        for name, least in (("min_elems", 0), ("one_shot_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -115,3 +115,9 @@ def all_reduce(
         parts = [x[cut].astype(np.float32) for x in inputs]
         out[cut] = through(codec, reduced_shard(codec, intra_codec, parts, topology, op, factor)).astype(out.dtype)
     return out
+
+
+def one_shot_all_reduce(codec: Codec, inputs: Sequence[np.ndarray], op: str, factor: float = 1.0) -> np.ndarray:
+    """The result of every rank where all gather everything and add it themselves."""
+    parts = [x.astype(np.float32) for x in inputs]
+    return reduced_shard(codec, codec, parts, None, op, factor).astype(inputs[0].dtype)

@@ -23,7 +23,9 @@ def sent(placement: str, n_elems: int, codec: str, dtype: type = np.float32, **s
     topology, two_hops = PLACEMENTS[placement]
 
     def program(transport):
-        comm = Communicator(transport, Plan(codec, hierarchical=two_hops, check="never", **settings), topology)
+        comm = Communicator(
+            transport, Plan(codec, hierarchical=two_hops, check="never", one_shot_elems=0, **settings), topology
+        )
         whole = np.arange(n_elems * comm.size, dtype=np.float32).astype(dtype)
         part = whole[:n_elems].copy()
         counted = {}
@@ -33,9 +35,9 @@ def sent(placement: str, n_elems: int, codec: str, dtype: type = np.float32, **s
             "reduce_scatter": lambda: comm.reduce_scatter_single(part, whole),
         }.items():
             before = transport.wire_bytes_sent
-            comm._scratch.clear()
+            comm._conductor.scratch.clear()
             call()
-            counted[name] = (comm.stats()[name], transport.wire_bytes_sent - before, comm._scratch.free_bytes)
+            counted[name] = (comm.stats()[name], transport.wire_bytes_sent - before, comm._conductor.scratch.free_bytes)
         return counted
 
     return local.run(topology.size, program)
@@ -129,9 +131,9 @@ def test_closing_frees_scratch_thread_and_refuses_further_calls():
         comm = Communicator(transport)
         x = np.ones(1000, np.float32)
         comm.all_reduce(x, async_op=True).wait()
-        assert comm._scratch.free_bytes > 0
+        assert comm._conductor.scratch.free_bytes > 0
         comm.close()
-        assert comm._scratch.free_bytes == 0
+        assert comm._conductor.scratch.free_bytes == 0
         with pytest.raises(zcomm.errors.GroupError, match="closed"):
             comm.all_reduce(x)
         comm.close()  # twice is fine

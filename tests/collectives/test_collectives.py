@@ -33,7 +33,7 @@ def placement(request: pytest.FixtureRequest) -> tuple[Topology, bool]:
 def run(placement: tuple[Topology, bool], program, **settings):
     """The program's results on every rank of the placement, called with a communicator."""
     topology, two_hops = placement
-    plan = Plan(hierarchical=two_hops, **settings)
+    plan = Plan(**{"hierarchical": two_hops, "one_shot_elems": 0, **settings})
 
     def main(transport):
         with Communicator(transport, plan, topology) as comm:
@@ -327,3 +327,146 @@ def test_sixty_thousand_in_fp16_averages_to_itself():
             for result in run(placement, program):
                 assert np.allclose(result[4:].astype(np.float32), 60_000, rtol=0.01)
                 assert np.allclose(result[:4].astype(np.float32), 30_000, rtol=0.02)
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("n_elems", [0, 1, 257, 4096, 4097])
+def test_small_all_reduces_are_done_in_one_exchange_with_one_quantization(placement, name, n_elems):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, n_elems, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x, "avg", name)
+        return x
+
+    results = run(placement, program, one_shot_elems=4096)
+
+    codec = zcomm.codec(name)
+    if n_elems <= 4096:
+        expected = oracle.one_shot_all_reduce(codec, inputs, "AVG")
+    else:
+        expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "AVG")
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+# -- uneven shards, and what falls out of them ------------------------------------------------------------------------
+
+
+def uneven(size: int) -> list[int]:
+    """Elements of each rank's shard: some none, some many."""
+    return [(0, 5000, 1, 129, 0, 3000, 17, 256)[rank % 8] for rank in range(size)]
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("chunk_elems", [2000, 1 << 20])
+def test_uneven_shards_are_gathered_and_reduced(placement, name, chunk_elems):
+    topology, two_hops = placement
+    counts = uneven(topology.size)
+    starts = np.cumsum([0, *counts])
+    whole = [oracle.values(rank, sum(counts), np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        own = slice(starts[comm.rank], starts[comm.rank + 1])
+        gathered = np.full(sum(counts), np.nan, np.float32)
+        comm.all_gather_single(gathered, whole[comm.rank][own].copy(), counts=counts)
+        reduced = np.full(counts[comm.rank], np.nan, np.float32)
+        comm.reduce_scatter_single(reduced, whole[comm.rank], "avg", counts=counts)
+        return gathered, reduced
+
+    results = run(placement, program, codec=name, chunk_elems=chunk_elems)
+
+    codec = zcomm.codec(name)
+    shards = [whole[rank][starts[rank] : starts[rank + 1]] for rank in range(topology.size)]
+    gathered = oracle.all_gather(codec, shards)
+    for rank, (everything, reduced) in enumerate(results):
+        assert everything.tobytes() == gathered.tobytes()
+        parts = [x[starts[rank] : starts[rank + 1]] for x in whole]
+        wanted = oracle.reduced_shard(codec, codec, parts, topology if two_hops else None, "AVG", 1.0)
+        assert reduced.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", ["raw", "int8"])
+def test_broadcast_gives_every_rank_what_the_bytes_say(placement, name):
+    topology, _ = placement
+    root = topology.size - 1
+    inputs = [oracle.values(rank, 3001, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.broadcast(x, root)
+        return x
+
+    results = run(placement, program, codec=name)
+
+    expected = oracle.through(zcomm.codec(name), inputs[root])
+    for result in results:
+        assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("name", ["raw", "int8"])
+def test_reduce_gives_the_sum_to_one_rank_and_leaves_the_others_theirs(placement, name):
+    topology, two_hops = placement
+    inputs = [oracle.values(rank, 3001, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.reduce(x, 1, "sum")
+        return x
+
+    results = run(placement, program, codec=name)
+
+    codec = zcomm.codec(name)
+    wanted = oracle.reduced_shard(codec, codec, inputs, topology if two_hops else None, "SUM", 1.0)
+    for rank, result in enumerate(results):
+        assert result.tobytes() == (wanted if rank == 1 else inputs[rank]).tobytes()
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("even", [True, False])
+def test_all_to_all_takes_every_part_where_it_belongs(placement, name, even):
+    topology, _ = placement
+    size = topology.size
+    counts = [[100 if even else (rank * 37 + peer * 101) % 300 for peer in range(size)] for rank in range(size)]
+    inputs = [oracle.values(rank, sum(counts[rank]), np.dtype(np.float32)) for rank in range(size)]
+
+    def program(comm):
+        receives = [counts[peer][comm.rank] for peer in range(size)]
+        out = np.full(sum(receives), np.nan, np.float32)
+        splits = (None, None) if even else (receives, counts[comm.rank])
+        comm.all_to_all_single(out, inputs[comm.rank], *splits)
+        return out
+
+    results = run(placement, program, codec=name)
+
+    codec = zcomm.codec(name)
+    parts = [np.split(inputs[rank], np.cumsum(counts[rank])[:-1]) for rank in range(size)]
+    for rank, result in enumerate(results):
+        expected = np.concatenate([oracle.through(codec, parts[peer][rank]) for peer in range(size)])
+        assert result.tobytes() == expected.tobytes()
+
+
+def test_counts_and_roots_that_make_no_sense_are_refused():
+    x = np.ones(10, np.float32)
+
+    def program(comm):
+        told = []
+        for call in (
+            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[10]),
+            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[-1, 11]),
+            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[3, 7]),
+            lambda: comm.reduce_scatter_single(np.empty(4, np.float32), x, counts=[4, 4]),
+            lambda: comm.all_to_all_single(x.copy(), np.ones(9, np.float32)),
+            lambda: comm.all_to_all_single(x.copy(), x, [5, 5], [9, 9]),
+            lambda: comm.broadcast(x.copy(), 2),
+            lambda: comm.reduce(x.copy(), -1),
+        ):
+            with pytest.raises((zcomm.errors.BufferError, zcomm.errors.GroupError)) as caught:
+                call()
+            told.append(str(caught.value))
+        return told
+
+    told = run((Topology(nodes=1, ranks_per_node=2), False), program)
+
+    assert "expected 0 to 1" in told[0][6]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zcomm.collectives.shards import SHARD_ALIGNMENT, balanced_shards, chunks, equal_shards
+from zcomm.collectives.shards import SHARD_ALIGNMENT, balanced_shards, chunks, shards_of
 
 COUNTS = st.one_of(st.integers(0, 5000), st.sampled_from([2**31 - 1, 2**31, 2**31 + 1, 2**32, 2**40]))
 
@@ -24,8 +24,8 @@ def test_balanced_shards_cover_the_array_in_rank_order(n_elems, size):
 
 
 @given(st.integers(0, 10**12), st.integers(1, 64))
-def test_equal_shards_lie_in_rank_order(n_elems, size):
-    assert [tuple(extent) for extent in equal_shards(n_elems, size)] == [(r * n_elems, n_elems) for r in range(size)]
+def test_shards_of_lie_in_rank_order(n_elems, size):
+    assert [tuple(extent) for extent in shards_of((n_elems,) * size)] == [(r * n_elems, n_elems) for r in range(size)]
 
 
 @given(

@@ -59,10 +59,11 @@ def check_output(
 def check_overlap(
     part: Span,
     whole: Span,
-    rank: int,
+    start: int | None,  # element of whole where part may lie; None: nowhere
 ) -> None:
-    """Raise BufferError if part lies in whole anywhere but where this rank's part belongs."""
-    if overlap(part, whole) and part.address != whole.address + rank * part.nbytes:
+    """Raise BufferError if part lies in whole anywhere but at start."""
+    if overlap(part, whole) and (start is None or part.address != whole.address + start * part.dtype.itemsize):
         raise BufferError(
-            "output and input overlap; expected separate memory, or the smaller to be this rank's part of the larger"
+            "output and input overlap; expected separate memory"
+            + ("" if start is None else ", or the smaller to be this rank's part of the larger")
         )

@@ -6,6 +6,7 @@ Every rank computes the same cuts from the same counts, so nothing about them tr
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 from typing import NamedTuple
 
 SHARD_ALIGNMENT = 256  # elements; shards of an all-reduce begin at multiples of it, which keeps blocks whole
@@ -18,12 +19,12 @@ class Extent(NamedTuple):
     n_elems: int
 
 
-def equal_shards(
-    n_elems: int,  # of each rank's shard
-    size: int,
+def shards_of(
+    counts: tuple[int, ...],  # elements of each rank's shard
 ) -> list[Extent]:
-    """Shards of an all-gather or reduce-scatter: n_elems each, in rank order."""
-    return [Extent(rank * n_elems, n_elems) for rank in range(size)]
+    """Shards that lie in rank order, one behind another."""
+    starts = [0, *accumulate(counts)]
+    return [Extent(start, count) for start, count in zip(starts, counts, strict=False)]
 
 
 def balanced_shards(
@@ -45,7 +46,8 @@ def chunks(
     """Cut all shards alike: chunk c of every shard, for each c. One chunk, maybe of nothing, at least."""
     longest = max(extent.n_elems for extent in shards)
     unit = math.lcm(SHARD_ALIGNMENT, *blocks)
-    wanted = max(unit, chunk_elems // len(shards))
+    whole = max(1, sum(extent.n_elems for extent in shards))
+    wanted = max(unit, chunk_elems * longest // whole)
     count = max(1, -(-longest // wanted))
     step = -(-longest // count)
     step = max(unit, -(-step // unit) * unit)

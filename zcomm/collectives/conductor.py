@@ -1,0 +1,268 @@
+"""Carries the calls of one communicator out, in order: settle, compare, begin, complete.
+
+What a call needs is settled from facts that all ranks share, so every rank settles alike. Calls are done one after
+another; an asynchronous one sends its first messages at once and goes on in the communicator's own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from zcomm.buffers import DType, Span, copy_back, copy_memory
+from zcomm.collectives import flat, hierarchical
+from zcomm.collectives.agreement import agree_on_settings, compare, exchange
+from zcomm.collectives.run import Run
+from zcomm.collectives.schedule import Job, Schedule
+from zcomm.collectives.scratch import ScratchPool
+from zcomm.collectives.shards import balanced_shards, chunks, shards_of
+from zcomm.collectives.stats import CollectiveStats, Stats
+from zcomm.engines.engine import NO_FINISH, Engine, Finish
+from zcomm.engines.select import engine_for
+from zcomm.errors import GroupError, TransportError
+from zcomm.plan import Plan
+from zcomm.reduce_op import ReduceOp
+from zcomm.topology import Topology
+from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Transport
+from zcomm.wire.codec import Codec
+from zcomm.wire.registry import codec as parse_codec
+from zcomm.work import Work, Worker
+
+FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
+_KEPT_SCHEDULES = 512
+_KEPT_AGREEMENTS = 4096
+_STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # of collectives; as many again are for point to point
+_BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
+    ("all_gather", False): flat.all_gather,
+    ("all_gather", True): hierarchical.all_gather,
+    ("reduce_scatter", False): flat.reduce_scatter,
+    ("reduce_scatter", True): hierarchical.reduce_scatter,
+    ("all_reduce", False): flat.all_reduce,
+    ("all_reduce", True): hierarchical.all_reduce,
+    ("all_to_all", False): flat.all_to_all,
+    ("all_to_all", True): flat.all_to_all,  # two hops would send the same bytes between nodes
+}
+
+
+class Request(NamedTuple):
+    """One call of a collective, as all ranks make it."""
+
+    name: str  # how people call it; its stats are kept under this name
+    pattern: str  # all_gather, reduce_scatter, all_reduce or all_to_all: how it is done
+    source: Span
+    target: Span
+    output: Any  # the caller's array; target is a copy of it where it is strided
+    codec: Codec
+    counts: tuple[int, ...]  # elements of each rank's shard; all_reduce: of the whole array
+    counts_out: tuple[int, ...] = ()  # all_to_all: counts are what this rank sends to each, these what it receives
+    operator: ReduceOp | None = None
+
+
+class _Settled(NamedTuple):
+    """Which schedule and engine serve a call, and why it sends raw bytes where another codec was asked for."""
+
+    schedule: Schedule
+    engine: Engine
+    uncompressed: str | None
+
+
+class Conductor:
+    """One communicator's calls, from the request to the result."""
+
+    def __init__(self, transport: Transport, plan: Plan, topology: Topology | None) -> None:
+        self.transport = transport
+        self.plan = plan
+        self.stats: Stats = {}
+        self.scratch = ScratchPool(transport, plan.scratch_bytes)
+        self._worker = Worker(f"zcomm worker of rank {transport.rank}, {transport.group_name}")
+        self._lock = threading.RLock()  # one call is settled and begun at a time
+        self._schedules: OrderedDict[tuple[Any, ...], _Settled] = OrderedDict()
+        self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
+        self._calls = 0
+        self._first_tag = transport.new_tags()
+        self._steps_taken = 0
+        self._closed = False
+        with _Context(transport, "greeting", 0, None):
+            self.topology = agree_on_settings(transport, plan, topology, self._take_tags(1, 0)[0])
+
+    def call(self, request: Request, async_op: bool) -> Work | None:
+        """Do a call: here, or in the worker if it is asynchronous or others are before it."""
+        transport, plan = self.transport, self.plan
+        if self._closed:
+            raise GroupError(f"this communicator over {transport.group_name} is closed; make a new one")
+        name, _, source, target, output, codec, counts, _, operator = request
+        finish = _finish(operator, transport.size)
+        with self._lock:
+            self._calls += 1
+            context = _Context(transport, name, self._calls, request)
+            stats = self.stats.setdefault(name, CollectiveStats())
+            stats.calls += 1
+            if transport.size == 1:
+                stats.uncompressed["a world of one rank"] = stats.calls
+                self._alone(source, target, finish)
+                if target.owner is not output:
+                    copy_back(target.owner, output)
+                return Work(None) if async_op else None
+            schedule, engine, uncompressed = self._settle(request)
+            stats.raw_bytes += schedule.raw_bytes
+            stats.wire_bytes_intra += schedule.wire_bytes_intra
+            stats.wire_bytes_inter += schedule.wire_bytes_inter
+            if uncompressed:
+                stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
+            run = Run(schedule, engine, source, target, finish)
+
+            def complete() -> None:
+                with context:
+                    run.complete()
+                stats.codec_s += run.codec_s
+                stats.wait_s += run.wait_s
+                if target.owner is not output:
+                    copy_back(target.owner, output)
+
+            shared = () if request.counts_out else counts  # an all-to-all's counts differ from rank to rank
+            fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)
+            in_order = self._worker.idle
+            with context:
+                if self._must_compare(fingerprint):
+                    self._compare(request, shared)
+                tags = self._take_tags(len(schedule.routes), fingerprint)
+                run.begin(self.scratch, transport, tags, plan.timeout_s)
+            if in_order and not async_op:
+                complete()
+                return None
+            work = Work(complete)
+            self._worker.submit(work)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def close(self) -> None:
+        """Finish what is under way, free scratch and thread."""
+        self._closed = True
+        self._worker.close()
+        self.scratch.clear()
+        self._schedules.clear()
+        self.transport.close()
+
+    def _alone(self, source: Span, target: Span, finish: Finish) -> None:
+        """World of one rank: the input itself, times PREMUL_SUM's factor; nothing is encoded."""
+        if finish.factor == 1.0:
+            copy_memory(source, target)
+            return
+        raw = parse_codec("raw").for_dtype(source.dtype)
+        wire = self.transport.address(memory := self.transport.empty(raw.nbytes(source.n_elems)))
+        engine = engine_for(self.transport.device, raw)
+        engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
+        engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
+        del memory
+
+    def _settle(self, request: Request) -> _Settled:
+        """The schedule of a call, from facts that all ranks share: counts, dtype, codec, plan and topology."""
+        key = (request.pattern, request.counts, request.counts_out, request.source.dtype, request.codec)
+        settled = self._schedules.get(key)
+        if settled is None:
+            settled = self._schedules[key] = self._build(*key)
+            if len(self._schedules) > _KEPT_SCHEDULES:
+                self._schedules.popitem(last=False)
+        return settled
+
+    def _build(
+        self, pattern: str, counts: tuple[int, ...], counts_out: tuple[int, ...], dtype: DType, wanted: Codec
+    ) -> _Settled:
+        plan, size, uncompressed = self.plan, self.transport.size, None
+        codec = wanted.for_dtype(dtype)
+        intra = codec if plan.intra_codec is None else parse_codec(plan.intra_codec).for_dtype(dtype)
+        if not counts_out and sum(counts) < plan.min_elems and str(wanted) != "raw":
+            codec = intra = parse_codec("raw").for_dtype(dtype)
+            uncompressed = f"fewer than min_elems={plan.min_elems} elements"
+        shards = balanced_shards(counts[0], size) if pattern == "all_reduce" else shards_of(counts)
+        if pattern == "all_to_all":
+            cuts = [shards, shards_of(counts_out)]
+        else:
+            cuts = chunks(shards, plan.chunk_elems, [getattr(one, "block", 1) for one in (codec, intra)])
+        two_hops = plan.hierarchical and self.topology.has_two_levels
+        job = Job(self.transport.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
+        one_shot = pattern == "all_reduce" and counts[0] <= plan.one_shot_elems
+        build = flat.one_shot_all_reduce if one_shot else _BUILDERS[pattern, two_hops]
+        return _Settled(build(job), engine_for(self.transport.device, codec, intra), uncompressed)
+
+    def _must_compare(self, fingerprint: int) -> bool:
+        """Whether the plan asks for this call to be compared; the same on ranks that have made the same calls."""
+        if self.plan.check == "never" or (self.plan.check == "first" and fingerprint in self._agreed):
+            return False
+        self._agreed[fingerprint] = None
+        if len(self._agreed) > _KEPT_AGREEMENTS:
+            self._agreed.popitem(last=False)
+        return True
+
+    def _compare(self, request: Request, counts: tuple[int, ...]) -> None:
+        """Raise MismatchError, on every rank, unless all ranks are making this same call."""
+        equal = len(set(counts)) == 1
+        card = {
+            "call number": str(self._calls),
+            "collective": request.name,
+            "count": str(counts[0] if equal else counts),
+            "dtype": request.source.dtype.spelling,
+            "codec": str(request.codec),
+            "op": str(request.operator),
+        }
+        cards = exchange(self.transport, card, self._take_tags(1, 0)[0], self.plan.timeout_s)
+        compare(cards, tuple(card), f"call {self._calls} of {self.transport.group_name}")
+
+    def _take_tags(self, count: int, fingerprint: int) -> range:
+        """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""
+        if self._steps_taken + count > _STEPS:
+            self._steps_taken = 0
+        first = self._steps_taken
+        self._steps_taken += count
+        low = fingerprint & ((1 << FINGERPRINT_BITS) - 1)
+        return range(
+            self._first_tag + (first << FINGERPRINT_BITS) + low,
+            self._first_tag + ((first + count) << FINGERPRINT_BITS),
+            1 << FINGERPRINT_BITS,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(name: str, counts: tuple[int, ...], dtype: DType, codec: Codec, operator: ReduceOp | None) -> int:
+    """Goes into the tags of a call: ranks that call differently never receive each other's bytes, they time out."""
+    return zlib.crc32(repr((name, counts, dtype, codec, operator)).encode())
+
+
+def _finish(operator: ReduceOp | None, size: int) -> Finish:
+    if operator is None or operator.name == "SUM":
+        return NO_FINISH
+    if operator.name == "AVG":
+        return Finish(divisor=float(size))
+    return Finish(factor=operator.factor)
+
+
+class _Context:
+    """Adds to an error of the transport which call it befell: collective, number, rank, group, codec, count."""
+
+    __slots__ = ("_name", "_number", "_transport", "_what")
+
+    def __init__(self, transport: Transport, name: str, number: int, request: Request | None) -> None:
+        self._transport = transport
+        self._name = name
+        self._number = number
+        self._what = request and (request.source.n_elems, request.source.dtype, request.codec)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, TransportError):
+            where = f"{self._name} number {self._number} on rank {self._transport.rank} of {self._transport.group_name}"
+            advice = ""
+            if self._what:
+                n_elems, dtype, codec = self._what
+                where += f", {n_elems} {dtype.spelling} as {codec}"
+                advice = "; check that every rank is alive and made the same call"
+            raise type(error)(f"{where}: {error}{advice}") from error.__cause__
