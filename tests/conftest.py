@@ -1,4 +1,4 @@
-"""What tests share: a world of torch processes, started once per session."""
+"""What tests share: a world of torch processes and one of MPI ranks, started once per session."""
 
 from __future__ import annotations
 
@@ -19,5 +19,17 @@ def torch_world() -> Iterator:
     from torch_world import TorchWorld
 
     world = TorchWorld(4)
+    yield world
+    world.close()
+
+
+@pytest.fixture(scope="session")
+def mpi_world() -> Iterator:
+    """Four MPI ranks under one mpiexec, two on a node."""
+    import mpi_world
+
+    if mpi_world.why_not():
+        pytest.skip(mpi_world.why_not())
+    world = mpi_world.MpiWorld(4)
     yield world
     world.close()

@@ -62,7 +62,7 @@ MAY_IMPORT = {
         "tools/demo_",
     },
     "cupy": set(),
-    "mpi4py": set(),
+    "mpi4py": {"transports/mpi.py", "plugs/mpi.py"},
     "pyroute2": {"tools/cluster_network.py"},
     "rich": {"tools/"},
     "matplotlib": {"tools/"},

@@ -1,4 +1,4 @@
-"""From what the user has, a process group, a mesh, a local rank, to the transport over it."""
+"""From what the user has, a process group, a mesh, an MPI communicator, a local rank, to the transport over it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from zcomm.transports.transport import Transport
 
 
 def open_transport(
-    group: Any,  # a torch ProcessGroup, a one-dimensional DeviceMesh, a Transport, or None for torch's default group
+    group: Any,  # a torch ProcessGroup, a 1-D DeviceMesh, an MPI communicator, a Transport; None: torch's default group
 ) -> Transport:
-    """The transport over group. Imports torch only for a torch group or None."""
+    """The transport over group. Imports torch only for a torch group or None, mpi4py only for a communicator of it."""
+    if any(kind.__module__.split(".")[0] == "mpi4py" for kind in type(group).__mro__):
+        from zcomm.transports.mpi import MpiTransport
+
+        return MpiTransport(group)
     if isinstance(group, Transport):
         return group
     module = type(group).__module__.split(".")[0]
@@ -24,5 +28,6 @@ def open_transport(
             "this process is not in the group (new_group returned NON_GROUP_MEMBER here); only its members may call"
         )
     raise GroupError(
-        f"got a {type(group).__name__}; expected a torch.distributed ProcessGroup or DeviceMesh, or a zcomm transport"
+        f"got a {type(group).__name__}; expected a torch.distributed ProcessGroup or DeviceMesh, "
+        "an mpi4py communicator, or a zcomm transport"
     )

@@ -1,0 +1,301 @@
+"""Bytes over any MPI communicator (mpi4py): MPI moves bytes only, so every dtype travels, and sums are zcomm's own.
+
+Receives are posted first, sends follow when their bytes are ready, both without blocking. A transport works on its own
+duplicate of the communicator, so it never meets the program's messages.
+
+[Note: waiting] MPI has no timeout, and its blocking calls spin. Here a wait asks MPI again and again, which also moves
+messages on; it yields its core between the first questions, then sleeps, longer each time up to LONGEST_PAUSE_S. So
+ranks that share cores leave them to each other, a dead peer is noticed, and short messages are still fast.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
+from zcomm.transports.mpi_launcher import check_launcher
+from zcomm.transports.pace import Pacer
+from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
+
+try:
+    from mpi4py import MPI
+except ImportError as error:
+    raise MissingExtra(
+        f"mpi4py or its MPI library cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'"
+    ) from error
+
+DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
+PIECE_BYTES = 1 << 30  # the largest message; MPI counts are 32-bit in many libraries
+TAG_BITS = TAGS_PER_COMMUNICATOR.bit_length() - 1
+YIELDS = 50  # questions between which a wait yields only
+SHORTEST_PAUSE_S = 10e-6
+LONGEST_PAUSE_S = 200e-6  # a gigabit link moves 25 KB meanwhile, less than socket buffers hold
+
+_undelivered: list[Any] = []  # exchanges that MPI may still write to after their transport was closed
+
+
+class MpiTransport:
+    """The ranks of an intracommunicator. Making and closing one is collective."""
+
+    name = "mpi"
+    device = "cpu"
+
+    def __init__(
+        self,
+        comm: Any,  # mpi4py.MPI.Intracomm; stays the caller's
+    ) -> None:
+        _check(comm)
+        self.rank = comm.Get_rank()
+        self.size = comm.Get_size()
+        self.group_name = f"communicator {comm.Get_name() or 'without name'!r} of {self.size}"
+        self.wire_bytes_sent = 0
+        self.comm = _duplicate(comm, self.group_name)
+        self.piece_bytes = PIECE_BYTES
+        self.tag_bits = (self.comm.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1
+        self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
+        self.under_way: set[_MpiExchange] = set()
+        self._communicators = 0
+        self._pacer = Pacer.from_environment()
+        self._world_ranks = _world_ranks(comm) if self._pacer else []
+
+    def empty(self, nbytes: int) -> np.ndarray:
+        """Uninitialised bytes."""
+        return np.empty(nbytes, np.uint8)
+
+    def address(self, memory: np.ndarray) -> int:
+        """Where memory starts."""
+        return int(memory.__array_interface__["data"][0])
+
+    def new_tags(self) -> int:
+        """First tag of the next communicator over this transport."""
+        self._communicators += 1
+        return (self._communicators - 1) * TAGS_PER_COMMUNICATOR
+
+    def open(
+        self,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float | None,
+    ) -> _MpiExchange:
+        """Post the receives."""
+        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        return _MpiExchange(self, outgoing, incoming, self.fold(tag), timeout_s)
+
+    def fold(self, tag: int) -> int:
+        """The MPI tag of a step: the tag itself, as far as MPI's largest tag (32767 at least) allows.
+
+        Communicators are cut off first, then the low bits: they only tell apart calls that should have been equal. The
+        steps of a communicator, 14 bits, always stay distinct.
+        """
+        if self.tag_bits >= TAG_BITS:
+            return tag & ((1 << self.tag_bits) - 1)
+        return (tag & (TAGS_PER_COMMUNICATOR - 1)) >> (TAG_BITS - self.tag_bits)
+
+    def pieces(self, payload: np.ndarray) -> list[np.ndarray]:
+        """A parcel cut into messages; one for most. What a message holds never depends on the number of ranks."""
+        if payload.size <= self.piece_bytes:
+            return [payload]
+        return [payload[at : at + self.piece_bytes] for at in range(0, payload.size, self.piece_bytes)]
+
+    def pace(self, peer: int, nbytes: int) -> None:
+        """Where an emulated link is paced in user space, sleep as long as it would take."""
+        if self._pacer is not None:
+            self._pacer.charge(nbytes, self._world_ranks[peer])
+
+    def check_thread(self) -> None:
+        """Raise TransportError where this MPI does not allow calls from this thread."""
+        if self.thread is not None and self.thread != threading.get_ident():
+            raise TransportError(no_threads())
+
+    def close(self) -> None:
+        """Free the duplicate. What peers never sent is called off."""
+        if MPI.Is_finalized() or self.comm == MPI.COMM_NULL:
+            return
+        for exchange in list(self.under_way):
+            if not exchange.call_off():
+                _undelivered.append(exchange)
+        self.under_way.clear()
+        self.comm.Free()
+
+
+class _MpiExchange:
+    """Receives posted at once, sends when the bytes are ready. Known to its transport until closed, so that memory
+    outlives the messages that MPI may still deliver into it."""
+
+    __slots__ = ("_outgoing", "_receives", "_sends", "_tag", "_timeout_s", "_transport")
+
+    def __init__(
+        self,
+        transport: MpiTransport,
+        outgoing: Sequence[Parcel],
+        incoming: Sequence[Parcel],
+        tag: int,
+        timeout_s: float,
+    ) -> None:
+        self._transport = transport
+        self._outgoing = outgoing
+        self._tag = tag
+        self._timeout_s = timeout_s
+        self._sends = _Messages("rank {} did not take its bytes")
+        self._receives = _Messages("nothing came from rank {}")
+        transport.check_thread()
+        transport.under_way.add(self)
+        receive = transport.comm.Irecv
+        for peer, payload in incoming:
+            for piece in transport.pieces(payload):
+                try:
+                    self._receives.add(peer, piece.size, receive([piece, MPI.BYTE], peer, tag))
+                except MPI.Exception as error:
+                    raise TransportError(f"nothing can come from rank {peer}: {error}") from error
+
+    def start(self) -> None:
+        transport = self._transport
+        transport.check_thread()
+        send = transport.comm.Isend
+        for peer, payload in self._outgoing:
+            transport.pace(peer, payload.size)
+            for piece in transport.pieces(payload):
+                try:
+                    self._sends.add(peer, piece.size, send([piece, MPI.BYTE], peer, self._tag))
+                except MPI.Exception as error:
+                    raise TransportError(f"rank {peer} cannot be reached: {error}") from error
+            transport.wire_bytes_sent += payload.size
+
+    def wait(self) -> None:
+        self._transport.check_thread()
+        self._receives.complete(self._timeout_s)
+        self._receives.check_sizes(self._transport.rank)
+
+    def close(self) -> None:
+        self._transport.check_thread()
+        self._sends.complete(self._timeout_s)
+        self._transport.under_way.discard(self)
+
+    def call_off(self) -> bool:
+        """Cancel what has not arrived; whether MPI has let go of all memory."""
+        self._receives.cancel()
+        return self._receives.test() and self._sends.test()
+
+
+class _Messages:
+    """Requests of one direction, and whose they are."""
+
+    __slots__ = ("_complaint", "_nbytes", "_peers", "_requests", "_statuses")
+
+    def __init__(self, complaint: str) -> None:
+        self._complaint = complaint
+        self._peers: list[int] = []
+        self._nbytes: list[int] = []
+        self._requests: list[Any] = []
+        self._statuses: list[Any] = []
+
+    def add(self, peer: int, nbytes: int, request: Any) -> None:
+        self._peers.append(peer)
+        self._nbytes.append(nbytes)
+        self._requests.append(request)
+        self._statuses.append(MPI.Status())
+
+    def complete(self, timeout_s: float) -> None:
+        """Return when all are done. See [Note: waiting]."""
+        if self.test():
+            return
+        for _ in range(YIELDS):
+            os.sched_yield()
+            if self.test():
+                return
+        give_up_at = time.monotonic() + timeout_s
+        pause_s = SHORTEST_PAUSE_S
+        while not self.test():
+            if time.monotonic() > give_up_at:
+                late = next(p for p, request in zip(self._peers, self._requests, strict=True) if not request.Test())
+                raise PeerTimeout(f"{self._complaint.format(late)} within {timeout_s} s")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def test(self) -> bool:
+        """Whether all are done."""
+        if not self._requests:
+            return True
+        try:
+            return bool(MPI.Request.Testall(self._requests, self._statuses))
+        except MPI.Exception as error:
+            failed = [
+                (peer, status.error)
+                for peer, status in zip(self._peers, self._statuses, strict=True)
+                if status.error not in (MPI.SUCCESS, MPI.ERR_PENDING)
+            ]
+            peer, code = failed[0] if failed else (self._peers[0], error.Get_error_code())
+            why = MPI.Get_error_string(code)
+            raise TransportError(f"{self._complaint.format(peer)} as agreed: {why}") from error
+
+    def check_sizes(self, rank: int) -> None:
+        """Raise TransportError if a message was shorter than its place; of a longer one MPI complains itself."""
+        for peer, nbytes, status in zip(self._peers, self._nbytes, self._statuses, strict=True):
+            came = status.Get_count(MPI.BYTE)
+            if came != nbytes:
+                raise TransportError(f"rank {peer} sent {came} bytes where rank {rank} expected {nbytes}")
+
+    def cancel(self) -> None:
+        """Call off those that have not begun."""
+        for request in self._requests:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+
+
+def no_threads() -> str:
+    """What to say where a call would need MPI from a second thread."""
+    names = ("THREAD_SINGLE", "THREAD_FUNNELED", "THREAD_SERIALIZED", "THREAD_MULTIPLE")
+    level = next(name for name in names if getattr(MPI, name) == MPI.Query_thread())
+    return (
+        "asynchronous calls go on in a thread of their own, which needs MPI_THREAD_MULTIPLE, but this MPI was "
+        f"initialised with MPI_{level}; call synchronously, or let mpi4py initialise MPI as it does by default "
+        "(mpi4py.rc.thread_level = 'multiple')"
+    )
+
+
+def _check(comm: Any) -> None:
+    """Raise GroupError unless comm is a communicator that this rank can use."""
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise GroupError(
+            "MPI is not initialised (or finalised already); import mpi4py.MPI first, use zcomm before the end"
+        )
+    check_launcher(MPI.COMM_WORLD.Get_size(), _library())
+    if comm == MPI.COMM_NULL:
+        raise GroupError("got COMM_NULL: this process is not in the communicator; only its members may call")
+    if comm.Is_inter():
+        raise GroupError("got an intercommunicator; expected an intracommunicator: comm.Merge() makes one")
+
+
+def _library() -> str:
+    """The MPI library in a few words."""
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+def _duplicate(comm: Any, group_name: str) -> Any:
+    """A communicator of the same ranks for zcomm's messages alone, whose errors are exceptions."""
+    own, request = comm.Idup()
+    making = _Messages("not every rank came to make a zcomm communicator; rank {} waited")
+    making.add(comm.Get_rank(), 0, request)
+    try:
+        making.complete(DEFAULT_TIMEOUT_S)
+    except TransportError as error:
+        raise type(error)(f"{group_name}: {error}") from error
+    own.Set_errhandler(MPI.ERRORS_RETURN)
+    return own
+
+
+def _world_ranks(comm: Any) -> list[int]:
+    """The rank in COMM_WORLD of each of comm's ranks."""
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks: list[int] = group.Translate_ranks(list(range(group.Get_size())), world)
+    group.Free()
+    world.Free()
+    return ranks
