@@ -68,9 +68,8 @@ class MpiWorld:
             )
             listener._listener._socket.settimeout(START_TIMEOUT_S)
             pipes = [listener.accept() for _ in range(size)]
-        self._pipes: list[Connection] = [
-            pipe for _, pipe in sorted(((pipe.recv(), pipe) for pipe in pipes), key=itemgetter(0))
-        ]
+        by_rank = {pipe.recv(): pipe for pipe in pipes}
+        self._pipes: list[Connection] = [by_rank[rank] for rank in range(size)]
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call function(*args) on every rank; results by rank. Fails with every failing rank's traceback."""
