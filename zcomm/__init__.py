@@ -22,11 +22,22 @@ from zcomm.work import Work
 if TYPE_CHECKING:
     from zcomm.plugs import fsdp2
     from zcomm.plugs.torch_calls import (
+        all_gather,
         all_gather_into_tensor,
         all_gather_single,
         all_reduce,
+        all_reduce_coalesced,
+        all_to_all,
+        all_to_all_single,
+        broadcast,
+        irecv,
+        isend,
+        recv,
+        reduce,
+        reduce_scatter,
         reduce_scatter_single,
         reduce_scatter_tensor,
+        send,
     )
 
 __all__ = [
@@ -39,24 +50,46 @@ __all__ = [
     "Topology",
     "Work",
     "__version__",
+    "all_gather",
     "all_gather_into_tensor",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
     "codec",
     "errors",
     "fsdp2",
+    "irecv",
+    "isend",
     "local",
     "premul_sum",
+    "recv",
+    "reduce",
+    "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "send",
 ]
 
 _TORCH_CALLS = (
+    "all_gather",
     "all_gather_into_tensor",
     "all_gather_single",
     "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "send",
 )
 _LAZY = {"fsdp2": "zcomm.plugs.fsdp2", **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
 

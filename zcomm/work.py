@@ -77,6 +77,22 @@ class Work:
             callback(self)
 
 
+class DeferredWork(Work):
+    """A call done by whoever waits for it first, on that thread: for messages that must not queue behind each other."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        super().__init__(call)
+        self._turn = threading.Lock()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Do the call unless it is done; raise what it raised. The transport's timeout holds, not this one."""
+        with self._turn:
+            self.run()
+        return super().wait(timeout_s)
+
+
 class Worker:
     """Runs works in order on one daemon thread, which starts with the first and ends when it is closed."""
 

@@ -167,18 +167,113 @@ def test_other_collectives_of_the_program_stay_exact(torch_world):
     torch_world.run(check_others_untouched)
 
 
-def test_arguments_are_torch_s_with_codec_behind():
-    for name, torch_names in {
-        "all_reduce": ["all_reduce"],
-        "all_gather_single": ["all_gather_single", "all_gather_into_tensor"],
-        "all_gather_into_tensor": ["all_gather_into_tensor"],
-        "reduce_scatter_single": ["reduce_scatter_single", "reduce_scatter_tensor"],
-        "reduce_scatter_tensor": ["reduce_scatter_tensor"],
-    }.items():
-        theirs = next(getattr(dist, each) for each in torch_names if hasattr(dist, each))
-        ours = inspect.signature(getattr(zcomm, name)).parameters
+TORCH_NAMES = {
+    "all_gather_single": ["all_gather_single", "all_gather_into_tensor"],
+    "reduce_scatter_single": ["reduce_scatter_single", "reduce_scatter_tensor"],
+    "all_reduce_coalesced": ["all_reduce_coalesced"],
+}
 
-        assert list(ours) == [*inspect.signature(theirs).parameters, "codec"]
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_gather_single",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "broadcast",
+        "irecv",
+        "isend",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_single",
+        "reduce_scatter_tensor",
+        "send",
+    ],
+)
+def test_arguments_are_torch_s_with_codec_behind(name):
+    theirs = next(getattr(dist, each) for each in TORCH_NAMES.get(name, [name]) if hasattr(dist, each))
+    wanted = list(inspect.signature(theirs).parameters)
+    ours = inspect.signature(getattr(zcomm, name)).parameters
+
+    assert list(ours) == [*wanted, "codec"]
+    assert ours["codec"].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def check_other_calls() -> None:
+    rank = dist.get_rank()
+    xs = inputs(12)
+    gathered = [torch.empty(12) for _ in range(4)]
+    zcomm.all_gather(gathered, xs[rank], codec="raw")
+    assert all(torch.equal(a, b) for a, b in zip(gathered, xs, strict=True))
+    reduced = torch.empty(3)
+    zcomm.reduce_scatter(reduced, list(xs[rank].split(3)), dist.ReduceOp.SUM, codec="raw")
+    assert torch.allclose(reduced, torch.stack(xs).sum(0)[3 * rank : 3 * rank + 3], rtol=1e-6, atol=1e-6)
+
+    ours, theirs = torch.empty(4, 3), torch.empty(4, 3)
+    zcomm.all_to_all_single(ours, xs[rank].view(4, 3), codec="raw")
+    dist.all_to_all_single(theirs, xs[rank].view(4, 3))
+    assert torch.equal(ours, theirs)
+    receives = [rank] * 4  # rank r receives r rows from everybody
+    uneven = torch.arange(6 * 3, dtype=torch.float32).view(6, 3) + 100 * rank
+    ours, theirs = torch.empty(4 * rank, 3), torch.empty(4 * rank, 3)
+    zcomm.all_to_all_single(ours, uneven, receives, [0, 1, 2, 3], codec="raw")
+    dist.all_to_all_single(theirs, uneven, receives, [0, 1, 2, 3])
+    assert torch.equal(ours, theirs)
+    ours_list, theirs_list = ([torch.empty(3) for _ in range(4)] for _ in range(2))
+    zcomm.all_to_all(ours_list, list(xs[rank].split(3)), codec="raw")
+    dist.all_to_all(theirs_list, list(xs[rank].split(3)))
+    assert all(torch.equal(a, b) for a, b in zip(ours_list, theirs_list, strict=True))
+
+    x = xs[rank].clone()
+    zcomm.broadcast(x, 2, codec="raw")
+    assert torch.equal(x, xs[2])
+    x = xs[rank].clone()
+    work = zcomm.broadcast(x, group_src=3, async_op=True, codec="raw")
+    assert work.wait()
+    assert torch.equal(x, xs[3])
+    x = xs[rank].clone()
+    zcomm.reduce(x, 1, codec="raw")
+    assert torch.allclose(x, torch.stack(xs).sum(0) if rank == 1 else xs[rank], rtol=1e-6, atol=1e-6)
+    pair = [xs[rank].clone(), xs[rank].clone().view(3, 4).bfloat16()]
+    zcomm.all_reduce_coalesced(pair, dist.ReduceOp.AVG, codec="raw")
+    assert torch.allclose(pair[0], torch.stack(xs).mean(0), rtol=1e-6, atol=1e-6)
+    assert pair[1].dtype == torch.bfloat16
+
+
+def test_lists_splits_roots_and_coalesced_calls_do_what_torch_s_do(torch_world):
+    torch_world.run(check_other_calls)
+
+
+def check_messages() -> None:
+    rank, group = dist.get_rank(), group_of(3)
+    x = torch.arange(1000, dtype=torch.float32) + rank
+    if rank == 0:
+        zcomm.send(x, 2, group, codec="raw")
+        zcomm.isend(x, group_dst=1, group=group, codec="int8").wait()
+    elif rank < 3:
+        came = torch.empty(1000)
+        if rank == 2:
+            assert zcomm.recv(came, 0, group, codec="raw") == 0
+            assert torch.equal(came, x - 2)
+        else:
+            work = zcomm.irecv(came, 0, group, codec="int8")
+            work.wait()
+            assert torch.allclose(came, x - 1, atol=1000 / 127)
+        with pytest.raises(GroupError):
+            zcomm.send(came, codec="int8")
+        with pytest.raises(GroupError):
+            zcomm.send(came, 3, group, codec="int8")  # not in the group
+        with pytest.raises(GroupError):
+            zcomm.isend(came, 0, group, tag=5, codec="int8")
+
+
+def test_messages_between_two_ranks(torch_world):
+    torch_world.run(check_messages)
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

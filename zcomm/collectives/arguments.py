@@ -37,7 +37,7 @@ def check_writable(array: Any, role: str) -> None:
         strides = array.stride()
     else:
         strides = getattr(array, "strides", ())
-    if any(stride == 0 and n > 1 for stride, n in zip(strides, array.shape, strict=True)):
+    if 0 not in array.shape and any(stride == 0 and n > 1 for stride, n in zip(strides, array.shape, strict=True)):
         raise BufferError(
             f"{role} repeats the same memory (stride 0); expected one element per place: a contiguous copy"
         )

@@ -6,12 +6,14 @@ counts. Arguments are checked before any byte moves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from zcomm.buffers import Span
+from zcomm.buffers import Span, copy_back
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, flattened
 from zcomm.collectives.conductor import Conductor, Request
+from zcomm.collectives.packing import Packed
+from zcomm.collectives.point_to_point import PointToPoint
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError
 from zcomm.plan import Plan, plan_of
@@ -20,7 +22,7 @@ from zcomm.topology import Topology
 from zcomm.transports.open import open_transport
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
-from zcomm.work import Work
+from zcomm.work import DeferredWork, Work
 
 
 class Communicator:
@@ -43,6 +45,7 @@ class Communicator:
         if topology is not None:
             topology.check_size(self.size)
         self._conductor = Conductor(self._transport, self.plan, topology)
+        self._point_to_point = PointToPoint(self._conductor)
         self.topology = self._conductor.topology
 
     def all_reduce(
@@ -60,7 +63,9 @@ class Communicator:
         operator = reduce_op(op)
         span = self._written(tensor, "tensor")
         wanted = self._codec(codec)
-        request = Request("all_reduce", "all_reduce", span, span, tensor, wanted, (span.n_elems,), (), operator)
+        request = Request(
+            "all_reduce", "all_reduce", span, span, self._deliver(span, tensor), wanted, (span.n_elems,), (), operator
+        )
         return self._conductor.call(request, async_op)
 
     def all_gather_single(
@@ -82,7 +87,10 @@ class Communicator:
         check_output(target, source, sum(shards), _sum_of(shards))
         check_overlap(source, target, sum(shards[: self.rank]))
         return self._conductor.call(
-            Request("all_gather", "all_gather", source, target, output, self._codec(codec), shards), async_op
+            Request(
+                "all_gather", "all_gather", source, target, self._deliver(target, output), self._codec(codec), shards
+            ),
+            async_op,
         )
 
     def reduce_scatter_single(
@@ -113,7 +121,8 @@ class Communicator:
             raise BufferError(f"input has {source.n_elems} elements; expected {_sum_of(shards)} = {sum(shards)}")
         check_overlap(target, source, sum(shards[: self.rank]))
         wanted = self._codec(codec)
-        request = Request("reduce_scatter", "reduce_scatter", source, target, output, wanted, shards, (), operator)
+        deliver = self._deliver(target, output)
+        request = Request("reduce_scatter", "reduce_scatter", source, target, deliver, wanted, shards, (), operator)
         return self._conductor.call(request, async_op)
 
     def all_to_all_single(
@@ -141,7 +150,8 @@ class Communicator:
                 f"rank {self.rank} sends itself {sends[self.rank]} elements but expects {receives[self.rank]}"
             )
         wanted = self._codec(codec)
-        request = Request("all_to_all", "all_to_all", source, target, output, wanted, sends, receives)
+        deliver = self._deliver(target, output)
+        request = Request("all_to_all", "all_to_all", source, target, deliver, wanted, sends, receives)
         return self._conductor.call(request, async_op)
 
     def broadcast(
@@ -156,7 +166,8 @@ class Communicator:
         shards = self._only(src, span.n_elems, "src")
         source = span if self.rank == src else span.part(0, 0)
         return self._conductor.call(
-            Request("broadcast", "all_gather", source, span, tensor, self._codec(codec), shards), async_op
+            Request("broadcast", "all_gather", source, span, self._deliver(span, tensor), self._codec(codec), shards),
+            async_op,
         )
 
     def reduce(
@@ -172,10 +183,105 @@ class Communicator:
         span = self._written(tensor, "tensor")
         shards = self._only(dst, span.n_elems, "dst")
         target = span if self.rank == dst else span.part(0, 0)
-        output = tensor if self.rank == dst else target.owner
+        deliver = self._deliver(span, tensor) if self.rank == dst else None
         wanted = self._codec(codec)
-        request = Request("reduce", "reduce_scatter", span, target, output, wanted, shards, (), operator)
+        request = Request("reduce", "reduce_scatter", span, target, deliver, wanted, shards, (), operator)
         return self._conductor.call(request, async_op)
+
+    def all_reduce_coalesced(
+        self,
+        tensors: Sequence[Any],  # any shapes and float dtypes; overwritten with the results
+        op: ReduceOp | str | Any = "sum",
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """All-reduce many tensors as one message. Blocks of the codec may span tensors."""
+        operator = reduce_op(op)
+        packed = Packed(tensors, "tensors", written=True)
+        span = self._read(packed.fill(), "tensors")
+        wanted = self._codec(codec)
+        return self._conductor.call(
+            Request("all_reduce", "all_reduce", span, span, packed.spread, wanted, (span.n_elems,), (), operator),
+            async_op,
+        )
+
+    def all_gather(
+        self,
+        outputs: Sequence[Any],  # one for each rank, as many elements as that rank's input; written
+        input: Any,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Gather every rank's input, each into its own output; they may differ in size."""
+        packed = Packed(self._one_each(outputs, "outputs"), "outputs", written=True)
+        source, target = self._read(input, "input"), self._read(packed.flat, "outputs")
+        shards = self._counts(packed.counts, source.n_elems, "input")
+        check_output(target, source, sum(shards), _sum_of(shards))
+        wanted = self._codec(codec)
+        return self._conductor.call(
+            Request("all_gather", "all_gather", source, target, packed.spread, wanted, shards), async_op
+        )
+
+    def reduce_scatter(
+        self,
+        output: Any,  # as many elements as this rank's input; written
+        inputs: Sequence[Any],  # one for each rank
+        op: ReduceOp | str | Any = "sum",
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Sum or average each rank's input over all ranks and keep this rank's; they may differ in size."""
+        packed = Packed(self._one_each(inputs, "inputs"), "inputs", written=False)
+        return self.reduce_scatter_single(output, packed.fill(), op, codec, async_op, counts=packed.counts)
+
+    def all_to_all(
+        self,
+        outputs: Sequence[Any],  # one from each rank; written
+        inputs: Sequence[Any],  # one for each rank
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Send each rank its input; outputs[r] is what rank r sent to this one."""
+        sent = Packed(self._one_each(inputs, "inputs"), "inputs", written=False)
+        came = Packed(self._one_each(outputs, "outputs"), "outputs", written=True)
+        source, target = self._read(sent.fill(), "inputs"), self._read(came.flat, "outputs")
+        check_output(target, source, target.n_elems, "")
+        wanted = self._codec(codec)
+        request = Request("all_to_all", "all_to_all", source, target, came.spread, wanted, sent.counts, came.counts)
+        return self._conductor.call(request, async_op)
+
+    def send(
+        self,
+        tensor: Any,
+        dst: int,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Send tensor to rank dst, which calls recv with as many elements, the same dtype and codec."""
+        span = self._read(tensor, "tensor")
+        message = self._point_to_point.send(span, self._peer(dst, "dst"), self._codec(codec))
+        work = DeferredWork(message.complete_send)
+        return _now_or_later(work, async_op)
+
+    def recv(
+        self,
+        tensor: Any,  # written
+        src: int,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Receive what rank src sends to this one."""
+        span = self._written(tensor, "tensor")
+        message = self._point_to_point.receive(span, self._peer(src, "src"), self._codec(codec))
+        deliver = self._deliver(span, tensor)
+
+        def complete() -> None:
+            message.complete_receive()
+            if deliver is not None:
+                deliver()
+
+        work = DeferredWork(complete)
+        return _now_or_later(work, async_op)
 
     def stats(self) -> Stats:
         """Calls, bytes and seconds of each collective on this rank so far."""
@@ -208,6 +314,22 @@ class Communicator:
         span = flattened(array, role, self._transport.device)
         check_writable(array, role)
         return span
+
+    def _deliver(self, span: Span, array: Any) -> Callable[[], None] | None:
+        """What copies a result into a strided array; None where the span is the array itself."""
+        return None if span.owner is array else lambda: copy_back(span.owner, array)
+
+    def _one_each(self, arrays: Sequence[Any], role: str) -> Sequence[Any]:
+        if not isinstance(arrays, Sequence) or len(arrays) != self.size:
+            came = f"{len(arrays)}" if isinstance(arrays, Sequence) else f"a {type(arrays).__name__}"
+            raise BufferError(f"{role} must be a list of {self.size} tensors, one for each rank, got {came}")
+        return arrays
+
+    def _peer(self, rank: int, role: str) -> int:
+        self._only(rank, 0, role)
+        if rank == self.rank:
+            raise GroupError(f"{role}={rank} is this rank itself; expected another")
+        return rank
 
     def _counts(self, counts: Sequence[int] | None, own: int, role: str) -> tuple[int, ...]:
         """Elements of each rank's shard. Raises BufferError unless there is one for each rank and own is this one's."""
@@ -243,6 +365,13 @@ class Communicator:
                 f"{role}={rank!r} is not a rank of {self._transport.group_name}; expected 0 to {self.size - 1}"
             )
         return tuple(n_elems if each == rank else 0 for each in range(self.size))
+
+
+def _now_or_later(work: Work, async_op: bool) -> Work | None:
+    if async_op:
+        return work
+    work.wait()
+    return None
 
 
 def _sum_of(counts: Sequence[int]) -> str:

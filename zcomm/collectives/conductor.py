@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from zcomm.buffers import DType, Span, copy_back, copy_memory
+from zcomm.buffers import DType, Span, copy_memory
 from zcomm.collectives import flat, hierarchical
 from zcomm.collectives.agreement import agree_on_settings, compare, exchange
 from zcomm.collectives.run import Run
@@ -36,7 +36,8 @@ from zcomm.work import Work, Worker
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
 _KEPT_SCHEDULES = 512
 _KEPT_AGREEMENTS = 4096
-_STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # of collectives; as many again are for point to point
+_STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # tags of collectives
+POINT_TO_POINT_STEPS = _STEPS  # and as many of messages between two ranks
 _BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
     ("all_gather", False): flat.all_gather,
     ("all_gather", True): hierarchical.all_gather,
@@ -56,7 +57,7 @@ class Request(NamedTuple):
     pattern: str  # all_gather, reduce_scatter, all_reduce or all_to_all: how it is done
     source: Span
     target: Span
-    output: Any  # the caller's array; target is a copy of it where it is strided
+    deliver: Callable[[], None] | None  # from target to the caller's arrays, where they are not the same memory
     codec: Codec
     counts: tuple[int, ...]  # elements of each rank's shard; all_reduce: of the whole array
     counts_out: tuple[int, ...] = ()  # all_to_all: counts are what this rank sends to each, these what it receives
@@ -85,6 +86,7 @@ class Conductor:
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
         self._first_tag = transport.new_tags()
+        self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._steps_taken = 0
         self._closed = False
         with _Context(transport, "greeting", 0, None):
@@ -95,7 +97,7 @@ class Conductor:
         transport, plan = self.transport, self.plan
         if self._closed:
             raise GroupError(f"this communicator over {transport.group_name} is closed; make a new one")
-        name, _, source, target, output, codec, counts, _, operator = request
+        name, _, source, target, deliver, codec, counts, _, operator = request
         finish = _finish(operator, transport.size)
         with self._lock:
             self._calls += 1
@@ -105,8 +107,8 @@ class Conductor:
             if transport.size == 1:
                 stats.uncompressed["a world of one rank"] = stats.calls
                 self._alone(source, target, finish)
-                if target.owner is not output:
-                    copy_back(target.owner, output)
+                if deliver is not None:
+                    deliver()
                 return Work(None) if async_op else None
             schedule, engine, uncompressed = self._settle(request)
             stats.raw_bytes += schedule.raw_bytes
@@ -121,8 +123,8 @@ class Conductor:
                     run.complete()
                 stats.codec_s += run.codec_s
                 stats.wait_s += run.wait_s
-                if target.owner is not output:
-                    copy_back(target.owner, output)
+                if deliver is not None:
+                    deliver()
 
             shared = () if request.counts_out else counts  # an all-to-all's counts differ from rank to rank
             fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm.collectives.communicator import Communicator
+from zcomm.errors import GroupError
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.transports.torch_dist import process_group
 from zcomm.wire.codec import Codec
@@ -72,9 +73,187 @@ def reduce_scatter_single(
     return _torch_work(communicator(group).reduce_scatter_single(output, input, op, codec, async_op), output)
 
 
+def all_gather(
+    tensor_list: list[torch.Tensor],  # one for each rank; written
+    tensor: torch.Tensor,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Gather every rank's tensor, each into its own; they may differ in size (see Communicator.all_gather)."""
+    return _torch_work(communicator(group).all_gather(tensor_list, tensor, codec, async_op), tensor_list)
+
+
+def reduce_scatter(
+    output: torch.Tensor,  # written
+    input_list: list[torch.Tensor],  # one for each rank
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Sum or average each rank's input over the group and keep this rank's (see Communicator.reduce_scatter)."""
+    return _torch_work(communicator(group).reduce_scatter(output, input_list, op, codec, async_op), output)
+
+
+def all_to_all_single(
+    output: torch.Tensor,  # written
+    input: torch.Tensor,
+    output_split_sizes: list[int] | None = None,  # along the first dimension; None: equal
+    input_split_sizes: list[int] | None = None,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Send each rank its part of input's first dimension (see Communicator.all_to_all_single)."""
+    came, sent = _in_elements(output, output_split_sizes), _in_elements(input, input_split_sizes)
+    return _torch_work(communicator(group).all_to_all_single(output, input, came, sent, codec, async_op), output)
+
+
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],  # one from each rank; written
+    input_tensor_list: list[torch.Tensor],  # one for each rank
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Send each rank its tensor (see Communicator.all_to_all)."""
+    work = communicator(group).all_to_all(output_tensor_list, input_tensor_list, codec, async_op)
+    return _torch_work(work, output_tensor_list)
+
+
+def all_reduce_coalesced(
+    tensors: list[torch.Tensor],  # any shapes and float dtypes; overwritten with the results
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """All-reduce many tensors as one message (see Communicator.all_reduce_coalesced)."""
+    return _torch_work(communicator(group).all_reduce_coalesced(tensors, op, codec, async_op), tensors)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,  # global rank
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Give every rank src's tensor as its bytes decode (see Communicator.broadcast)."""
+    comm = communicator(group)
+    return _torch_work(comm.broadcast(tensor, _rank_in_group(group, src, group_src), codec, async_op), tensor)
+
+
+def reduce(
+    tensor: torch.Tensor,  # rank dst's is overwritten
+    dst: int | None = None,  # global rank
+    op: Any = dist.ReduceOp.SUM,
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Sum or average tensor on rank dst (see Communicator.reduce)."""
+    comm = communicator(group)
+    return _torch_work(comm.reduce(tensor, _rank_in_group(group, dst, group_dst), op, codec, async_op), tensor)
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,  # global rank
+    group: Any = None,
+    tag: int = 0,  # not used: messages are matched in order
+    group_dst: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> None:
+    """Send tensor to rank dst, which calls zcomm.recv with the same codec (see Communicator.send)."""
+    isend(tensor, dst, group, tag, group_dst, codec=codec).wait()
+
+
+def recv(
+    tensor: torch.Tensor,  # written
+    src: int | None = None,  # global rank
+    group: Any = None,
+    tag: int = 0,  # not used: messages are matched in order
+    group_src: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> int:
+    """Receive what rank src sends to this one (see Communicator.recv); returns src as torch does."""
+    irecv(tensor, src, group, tag, group_src, codec=codec).wait()
+    return src if src is not None else dist.get_global_rank(process_group(group), _rank_in_group(group, src, group_src))
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,  # global rank
+    group: Any = None,
+    tag: int = 0,  # not used: messages are matched in order
+    group_dst: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork:
+    """send, asynchronously."""
+    _no_tag(tag)
+    work = communicator(group).send(tensor, _rank_in_group(group, dst, group_dst), codec, async_op=True)
+    assert work is not None
+    return TorchWork(work, tensor)
+
+
+def irecv(
+    tensor: torch.Tensor,  # written
+    src: int | None = None,  # global rank
+    group: Any = None,
+    tag: int = 0,  # not used: messages are matched in order
+    group_src: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork:
+    """recv, asynchronously."""
+    _no_tag(tag)
+    work = communicator(group).recv(tensor, _rank_in_group(group, src, group_src), codec, async_op=True)
+    assert work is not None
+    return TorchWork(work, tensor)
+
+
 all_gather_into_tensor = all_gather_single  # torch's older names
 reduce_scatter_tensor = reduce_scatter_single
 
 
-def _torch_work(work: Work | None, result: torch.Tensor) -> TorchWork | None:
+def _in_elements(tensor: torch.Tensor, rows: list[int] | None) -> list[int] | None:
+    """torch counts splits in rows of the first dimension."""
+    if rows is None:
+        return None
+    row = tensor[:1].numel() if tensor.dim() > 1 else 1
+    return [n_rows * row for n_rows in rows]
+
+
+def _rank_in_group(group: Any, rank: int | None, rank_in_group: int | None) -> int:
+    """torch names a peer by its global rank or by its rank in the group."""
+    if (rank is None) == (rank_in_group is None):
+        raise GroupError("name the peer once: by its global rank, or by its rank in the group")
+    if rank_in_group is not None:
+        return rank_in_group
+    try:
+        return dist.get_group_rank(process_group(group), rank)
+    except ValueError as error:
+        raise GroupError(f"global rank {rank} is not in this group") from error
+
+
+def _no_tag(tag: int) -> None:
+    if tag:
+        raise GroupError(f"zcomm matches messages in the order they are sent, not by tag; got tag={tag}, leave it out")
+
+
+def _torch_work(work: Work | None, result: torch.Tensor | list[torch.Tensor]) -> TorchWork | None:
     return None if work is None else TorchWork(work, result)
