@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zcomm import errors
 from zcomm.collectives.communicator import Communicator
+from zcomm.collectives.feedback import Feedback
 from zcomm.collectives.stats import CollectiveStats
 from zcomm.plan import Plan
 from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum
@@ -45,6 +46,7 @@ __all__ = [
     "SUM",
     "CollectiveStats",
     "Communicator",
+    "Feedback",
     "Plan",
     "ReduceOp",
     "Topology",

@@ -12,6 +12,7 @@ from typing import Any
 from zcomm.buffers import Span, copy_back
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, flattened
 from zcomm.collectives.conductor import Conductor, Request
+from zcomm.collectives.feedback import Residual
 from zcomm.collectives.packing import Packed
 from zcomm.collectives.point_to_point import PointToPoint
 from zcomm.collectives.stats import CollectiveStats, Stats
@@ -54,6 +55,8 @@ class Communicator:
         op: ReduceOp | str | Any = "sum",
         codec: Codec | str | None = None,  # None: the plan's
         async_op: bool = False,
+        *,
+        feedback: Residual | None = None,  # Feedback.of(key): adds what the last call with this key lost
     ) -> Work | None:
         """Sum or average tensor over all ranks, in place; bit-identical everywhere.
 
@@ -63,9 +66,8 @@ class Communicator:
         operator = reduce_op(op)
         span = self._written(tensor, "tensor")
         wanted = self._codec(codec)
-        request = Request(
-            "all_reduce", "all_reduce", span, span, self._deliver(span, tensor), wanted, (span.n_elems,), (), operator
-        )
+        deliver, counts = self._deliver(span, tensor), (span.n_elems,)
+        request = Request("all_reduce", "all_reduce", span, span, deliver, wanted, counts, (), operator, feedback)
         return self._conductor.call(request, async_op)
 
     def all_gather_single(
@@ -102,6 +104,7 @@ class Communicator:
         async_op: bool = False,
         *,
         counts: Sequence[int] | None = None,  # elements of each rank's part, zero allowed; None: all equal
+        feedback: Residual | None = None,  # Feedback.of(key): adds what the last call with this key lost
     ) -> Work | None:
         """Sum or average input over all ranks and keep this rank's part, in rank order, in output.
 
@@ -122,7 +125,9 @@ class Communicator:
         check_overlap(target, source, sum(shards[: self.rank]))
         wanted = self._codec(codec)
         deliver = self._deliver(target, output)
-        request = Request("reduce_scatter", "reduce_scatter", source, target, deliver, wanted, shards, (), operator)
+        request = Request(
+            "reduce_scatter", "reduce_scatter", source, target, deliver, wanted, shards, (), operator, feedback
+        )
         return self._conductor.call(request, async_op)
 
     def all_to_all_single(

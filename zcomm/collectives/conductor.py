@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from zcomm.buffers import DType, Span, copy_memory
 from zcomm.collectives import flat, hierarchical
 from zcomm.collectives.agreement import agree_on_settings, compare, exchange
+from zcomm.collectives.feedback import Residual
 from zcomm.collectives.run import Run
 from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.scratch import ScratchPool
@@ -62,6 +63,7 @@ class Request(NamedTuple):
     counts: tuple[int, ...]  # elements of each rank's shard; all_reduce: of the whole array
     counts_out: tuple[int, ...] = ()  # all_to_all: counts are what this rank sends to each, these what it receives
     operator: ReduceOp | None = None
+    feedback: Residual | None = None
 
 
 class _Settled(NamedTuple):
@@ -97,7 +99,7 @@ class Conductor:
         transport, plan = self.transport, self.plan
         if self._closed:
             raise GroupError(f"this communicator over {transport.group_name} is closed; make a new one")
-        name, _, source, target, deliver, codec, counts, _, operator = request
+        name, _, source, target, deliver, codec, counts, _, operator, feedback = request
         finish = _finish(operator, transport.size)
         with self._lock:
             self._calls += 1
@@ -116,6 +118,8 @@ class Conductor:
             stats.wire_bytes_inter += schedule.wire_bytes_inter
             if uncompressed:
                 stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
+            if feedback is not None:
+                engine = feedback.around(engine, source)
             run = Run(schedule, engine, source, target, finish)
 
             def complete() -> None:
