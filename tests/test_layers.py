@@ -62,7 +62,7 @@ MAY_IMPORT = {
         "tools/demo_",
     },
     "cupy": set(),
-    "mpi4py": {"transports/mpi.py", "plugs/mpi.py"},
+    "mpi4py": {"transports/mpi.py", "plugs/mpi.py", "plugs/mpi_buffers.py"},
     "pyroute2": {"tools/cluster_network.py"},
     "rich": {"tools/"},
     "matplotlib": {"tools/"},

@@ -21,7 +21,7 @@ from zcomm.wire.registry import codec
 from zcomm.work import Work
 
 if TYPE_CHECKING:
-    from zcomm.plugs import fsdp2
+    from zcomm.plugs import fsdp2, mpi
     from zcomm.plugs.torch_calls import (
         all_gather,
         all_gather_into_tensor,
@@ -66,6 +66,7 @@ __all__ = [
     "irecv",
     "isend",
     "local",
+    "mpi",
     "premul_sum",
     "recv",
     "reduce",
@@ -93,7 +94,8 @@ _TORCH_CALLS = (
     "reduce_scatter_tensor",
     "send",
 )
-_LAZY = {"fsdp2": "zcomm.plugs.fsdp2", **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
+_MODULES = {"fsdp2": "zcomm.plugs.fsdp2", "mpi": "zcomm.plugs.mpi"}
+_LAZY = {**_MODULES, **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,132 @@
+"""mpi4py's ways of saying what memory a call means, read as arrays of floats: `x`, `[x, count]`, `[x, MPI.FLOAT]`,
+`[x, count, MPI.FLOAT]`, `[x, (count, displacement), MPI.FLOAT]`.
+
+A bare array may have any strides: its elements count in C order. In a list the memory counts, as MPI does it, so it
+must be contiguous. What holds no floats is `Other`, and goes to MPI as it came.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zcomm.buffers import DType
+from zcomm.errors import BufferError, MissingExtra
+
+try:
+    from mpi4py import MPI
+except ImportError as error:
+    raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
+
+_FLOATS = {dtype.spelling for dtype in DType}
+_BY_TYPESTR = {"f2": DType.FLOAT16, "f4": DType.FLOAT32, "f8": DType.FLOAT64}
+
+
+class Other(NamedTuple):
+    """A message that zcomm does not compress."""
+
+    what: str  # it holds: "int32", "MPI_INT"
+
+
+def read(
+    message: Any,  # as mpi4py takes it
+    role: str,  # how errors call it
+    n_blocks: int = 1,  # blocks of the count given that the memory holds: a gathered buffer has one from each rank
+) -> Any:  # a numpy array, torch tensor or cupy array that shares the message's memory, or Other
+    """The floats that a message means. Raises BufferError for what neither zcomm nor MPI can make sense of."""
+    if not isinstance(message, (list, tuple)):
+        array = _array(message)
+        name = _dtype_name(array)
+        return array if name in _FLOATS else Other(name)
+    memory, count, displacement, datatype = _parts(message, role)
+    array = _array(memory)
+    name = _dtype_name(array)
+    if datatype is not None and hasattr(array, "dtype"):
+        dtype = _dtype_of(datatype)
+        if dtype is None:
+            return Other(datatype.name or "a datatype of the program's own")
+        array = _reinterpreted(array, dtype, role)
+    elif name not in _FLOATS:
+        return Other(name)
+    flat = flattened(array, role)
+    if count is None:
+        return flat[displacement:]
+    end = displacement + count * n_blocks
+    if end > len(flat):
+        raise BufferError(f"{role} holds {len(flat)} elements; expected {end} at least, by its count and displacement")
+    return flat[displacement:end]
+
+
+def flattened(array: Any, role: str) -> Any:
+    """The array as one dimension of the same memory. Raises BufferError if it is not contiguous."""
+    contiguous = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous
+    if not contiguous:
+        raise BufferError(f"{role} is strided where memory counts; pass the array alone, not in place, or contiguous")
+    return array.reshape(-1)
+
+
+def _parts(message: Any, role: str) -> tuple[Any, int | None, int, Any]:
+    """memory, count, displacement, datatype of a list, with mpi4py's rules for what may be left out."""
+    n = len(message)
+    memory, count, displacement, datatype = None, None, 0, None
+    if n == 2 and isinstance(message[1], (str, MPI.Datatype)):
+        memory, datatype = message
+    elif n == 2:
+        memory, count = message
+    elif n == 3:
+        memory, count, datatype = message
+    elif n == 4:
+        memory, count, displacement, datatype = message
+    else:
+        raise BufferError(f"{role} is a list of {n} items; expected 2 to 4: [array, count, displacement, datatype]")
+    if isinstance(count, (list, tuple)):
+        count, displacement = count
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    count = None if count is None else int(count)
+    displacement = 0 if displacement is None else int(displacement)
+    if displacement < 0 or (count is not None and count < 0):
+        raise BufferError(f"{role} has count {count} and displacement {displacement}; expected none below 0")
+    return memory, count, displacement, datatype
+
+
+def _array(memory: Any) -> Any:
+    """The memory as an array; anything with Python's buffer protocol as numpy's."""
+    if hasattr(memory, "dtype"):
+        return memory
+    if memory is None:  # of no elements
+        return np.empty(0, np.float32)
+    try:
+        return np.asarray(memoryview(memory))
+    except TypeError:
+        return memory
+
+
+def _dtype_name(array: Any) -> str:
+    """As numpy and torch both write it."""
+    dtype = getattr(array, "dtype", None)
+    if dtype is None:
+        return f"a {type(array).__name__}"
+    return str(getattr(dtype, "name", None) or dtype).removeprefix("torch.")
+
+
+def _dtype_of(datatype: Any) -> DType | None:
+    """The float dtype of an MPI datatype, or None."""
+    if not datatype.is_predefined:
+        return None
+    if datatype == getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL) != MPI.DATATYPE_NULL:
+        return DType.BFLOAT16
+    return _BY_TYPESTR.get(datatype.typestr)
+
+
+def _reinterpreted(array: Any, dtype: DType, role: str) -> Any:
+    """The memory of an array as elements of dtype; the array itself where it has that dtype."""
+    if _dtype_name(array) == dtype.spelling:
+        return array
+    if not isinstance(array, np.ndarray):
+        raise BufferError(f"{role} is {_dtype_name(array)}, its datatype {dtype.spelling}; expected the same")
+    flat = flattened(array, role).view(np.uint8)
+    if flat.size % dtype.itemsize:
+        raise BufferError(f"{role} has {flat.size} bytes; expected a multiple of {dtype.itemsize}, as {dtype.spelling}")
+    return flat.view(dtype.numpy)
