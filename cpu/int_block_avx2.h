@@ -1,4 +1,4 @@
-// Whole blocks of 8-bit and 4-bit codes by AVX2: what cpu/int_block_simd.h is made of on machines without AVX-512.
+// Whole blocks of 8-bit and 4-bit codes by AVX2: what cpu/blocks_simd.h is made of on machines without AVX-512.
 // Blocks are a multiple of 64. Included once per build of cpu/loops.cpp, inside its namespace and `namespace avx2`.
 
 // The largest magnitude bits of a block.
@@ -18,26 +18,41 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
   return (zc_u32)_mm_cvtsi128_si32(m4);
 }
 
-// 32 elements as 32 codes.
-template <class E>
-ZC_FN __m256i codes32(const zc_u8 *x, __m256 inv) {
+// 32 elements as 32 codes. BY_CHANCE: `chance` holds their random bits; the sums and the clamp are zc_code_by_chance's.
+template <int BITS, bool BY_CHANCE, class E>
+ZC_FN __m256i codes32(const zc_u8 *x, __m256 inv, const zc_u16 *chance) {
   __m256i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(load8<E>(x + 8 * i * E::size), inv));
-  const __m256i packed = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+  for (int i = 0; i < 4; ++i) {
+    const __m256 steps = _mm256_mul_ps(load8<E>(x + 8 * i * E::size), inv);
+    if constexpr (BY_CHANCE) {
+      const __m256i drawn = _mm256_cvtepu16_epi32(load_half((const zc_u8 *)(chance + 8 * i)));
+      const __m256i from128 = _mm256_or_si256(drawn, _mm256_set1_epi32(0x43000000));
+      q[i] = _mm256_cvttps_epi32(_mm256_add_ps(steps, _mm256_castsi256_ps(from128)));
+    } else {
+      q[i] = _mm256_cvtps_epi32(steps);
+    }
+  }
+  __m256i q16[2] = {_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3])};
+  if constexpr (BY_CHANCE)
+    for (int i = 0; i < 2; ++i) q16[i] = _mm256_sub_epi16(q16[i], _mm256_set1_epi16(128));
+  __m256i packed = _mm256_packs_epi16(q16[0], q16[1]);
+  if constexpr (BY_CHANCE) {
+    const zc_i32 qmax = zc_qmax(BITS);
+    packed = _mm256_max_epi8(_mm256_min_epi8(packed, _mm256_set1_epi8((char)qmax)), _mm256_set1_epi8((char)-qmax));
+  }
   return _mm256_permutevar8x32_epi32(packed, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-template <int BITS, class E>
-ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, zc_u8 *codes) {
+template <int BITS, bool BY_CHANCE, class E>
+ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, const zc_u16 *chance, zc_u8 *codes) {
   const __m256 inv = _mm256_set1_ps(inv_scale);
+  const auto codes_of = [&](zc_i64 j) { return codes32<BITS, BY_CHANCE, E>(x + j * E::size, inv, chance + j); };
   if constexpr (BITS == 8) {
-    for (zc_i64 j = 0; j < block; j += 32)
-      _mm256_storeu_si256((__m256i *)(codes + j), codes32<E>(x + j * E::size, inv));
+    for (zc_i64 j = 0; j < block; j += 32) _mm256_storeu_si256((__m256i *)(codes + j), codes_of(j));
   } else {
     const __m256i nibble = _mm256_set1_epi8(15);
     for (zc_i64 j = 0; j < block / 2; j += 32) {
-      const __m256i low = _mm256_and_si256(codes32<E>(x + j * E::size, inv), nibble);
-      const __m256i high = _mm256_and_si256(codes32<E>(x + (j + block / 2) * E::size, inv), nibble);
+      const __m256i low = _mm256_and_si256(codes_of(j), nibble), high = _mm256_and_si256(codes_of(j + block / 2), nibble);
       _mm256_storeu_si256((__m256i *)(codes + j), _mm256_or_si256(low, _mm256_slli_epi16(high, 4)));
     }
   }

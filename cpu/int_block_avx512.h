@@ -29,28 +29,42 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
       _mm512_max_epi32(_mm512_max_epi32(m[0], m[1]), _mm512_max_epi32(m[2], m[3])));
 }
 
-// 64 elements as 64 codes, in the order that packing leaves them; `in_order` puts them right.
-template <class E>
-ZC_FN __m512i codes64(const zc_u8 *x, __m512 inv) {
+// 64 elements as 64 codes, in the order that packing leaves them; `in_order` puts them right. BY_CHANCE: as by AVX2.
+template <int BITS, bool BY_CHANCE, class E>
+ZC_FN __m512i codes64(const zc_u8 *x, __m512 inv, const zc_u16 *chance) {
   __m512i q[4];
-  for (int i = 0; i < 4; ++i) q[i] = _mm512_cvtps_epi32(_mm512_mul_ps(load16<E>(x + 16 * i * E::size), inv));
-  return _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
+  for (int i = 0; i < 4; ++i) {
+    const __m512 steps = _mm512_mul_ps(load16<E>(x + 16 * i * E::size), inv);
+    if constexpr (BY_CHANCE) {
+      const __m512i drawn = _mm512_cvtepu16_epi32(load_bytes((const zc_u8 *)(chance + 16 * i)));
+      const __m512i from128 = _mm512_or_si512(drawn, _mm512_set1_epi32(0x43000000));
+      q[i] = _mm512_cvttps_epi32(_mm512_add_ps(steps, _mm512_castsi512_ps(from128)));
+    } else {
+      q[i] = _mm512_cvtps_epi32(steps);
+    }
+  }
+  __m512i q16[2] = {_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3])};
+  if constexpr (BY_CHANCE)
+    for (int i = 0; i < 2; ++i) q16[i] = _mm512_sub_epi16(q16[i], _mm512_set1_epi16(128));
+  const __m512i packed = _mm512_packs_epi16(q16[0], q16[1]);
+  if constexpr (!BY_CHANCE) return packed;
+  const zc_i32 qmax = zc_qmax(BITS);
+  return _mm512_max_epi8(_mm512_min_epi8(packed, _mm512_set1_epi8((char)qmax)), _mm512_set1_epi8((char)-qmax));
 }
 ZC_FN __m512i in_order(__m512i codes) {
   return _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), codes);
 }
 
-template <int BITS, class E>
-ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, zc_u8 *codes) {
+template <int BITS, bool BY_CHANCE, class E>
+ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, const zc_u16 *chance, zc_u8 *codes) {
   const __m512 inv = _mm512_set1_ps(inv_scale);
+  const auto codes_of = [&](zc_i64 j) { return codes64<BITS, BY_CHANCE, E>(x + j * E::size, inv, chance + j); };
   if constexpr (BITS == 8) {
-    for (zc_i64 j = 0; j < block; j += 64)
-      _mm512_storeu_si512(codes + j, in_order(codes64<E>(x + j * E::size, inv)));
+    for (zc_i64 j = 0; j < block; j += 64) _mm512_storeu_si512(codes + j, in_order(codes_of(j)));
   } else {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (zc_i64 j = 0; j < block / 2; j += 64) {
-      const __m512i low = codes64<E>(x + j * E::size, inv);
-      const __m512i high = _mm512_slli_epi16(codes64<E>(x + (j + block / 2) * E::size, inv), 4);
+      const __m512i low = codes_of(j), high = _mm512_slli_epi16(codes_of(j + block / 2), 4);
       // 0xca: bits of low where nibble is set, of high elsewhere
       _mm512_storeu_si512(codes + j, in_order(_mm512_ternarylogic_epi32(nibble, low, high, 0xca)));
     }

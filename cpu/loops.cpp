@@ -8,6 +8,7 @@
 #include "native.h"
 
 #include "../cuda/int_block.cuh"
+#include "../cuda/philox.cuh"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -23,9 +24,11 @@ namespace ZC_JOIN(zc_, ZC_BUILD) {
 namespace {
 
 #include "elements.h"
-#include "int_block.h"
+#include "philox.h"
+#include "rules.h"
+#include "blocks.h"
 #ifdef __AVX2__
-#include "int_block_simd.h"
+#include "blocks_simd.h"
 #endif
 
 // The thread's floating-point modes, set to IEEE defaults (round to nearest, subnormals kept) and put back at the end.
@@ -70,23 +73,29 @@ ZC_FN void zero(zc_u8 *wire, zc_i64 from, zc_i64 to) { __builtin_memset(wire + f
 // Encodes the blocks that begin with element `start` of a chunk, from count elements at x.
 template <class E>
 static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start, const zc_u8 *x, zc_i64 count,
-                          zc_u8 *wire) {
-  u16_at *scales = (u16_at *)wire;
+                          const Chance &chance, zc_u8 *wire) {
   zc_i64 b = start / at.block;
   const zc_i64 end = b + (count + at.block - 1) / at.block;
 #ifdef __AVX2__
   if (is_usual(codec)) {
     const zc_i64 whole = count / at.block;
-    if (codec.bits == 8)
-      encode_whole<8, E>(x, whole, at.block, scales + b, wire + at.codes_at(b));
-    else
-      encode_whole<4, E>(x, whole, at.block, scales + b, wire + at.codes_at(b));
+    const auto encode = [&](auto bits, auto by_chance) {
+      encode_whole<decltype(bits)::value, decltype(by_chance)::value, E>(
+          x, whole, at.block, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
+    };
+    with_value<ZC_STOCHASTIC, ZC_NEAREST>(codec.rounding, [&](auto rounding) {
+      const Constant<decltype(rounding)::value == ZC_STOCHASTIC> by_chance;
+      with_value<8, 4>(codec.bits, [&](auto bits) { encode(bits, by_chance); });
+    });
     b += whole;
     x += whole * at.block * E::size;
   }
 #endif
-  for (; b < end; ++b, x += at.block * E::size)
-    encode_block<E>(x, at.present(b), at.stored(b), codec.bits, scales + b, wire + at.codes_at(b));
+  with_rules(codec, [&](auto rules) {
+    for (; b < end; ++b, x += at.block * E::size)
+      encode_block<E>(rules, x, at.present(b), at.stored(b), chance.from(b * at.block), wire + at.scale_at(b),
+                      wire + at.codes_at(b));
+  });
 }
 
 // Zeroes the padding behind the scales and behind the codes.
@@ -97,10 +106,10 @@ static void pad_blocks(const Layout &at, zc_u8 *wire) {
 }
 
 template <class E>
-static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, zc_u8 *wire) {
+static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, const Chance &chance, zc_u8 *wire) {
   if (codec.kind == ZC_INT_BLOCK) {
     const Layout at = Layout::of(codec, n);
-    encode_blocks<E>(codec, at, 0, source, n, wire);
+    encode_blocks<E>(codec, at, 0, source, n, chance, wire);
     pad_blocks(at, wire);
     return;
   }
@@ -163,12 +172,14 @@ static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sum
     count -= whole * at.block;
   }
 #endif
-  for (; count > 0; ++b, lo = 0) {
-    const zc_i64 hi = lo + count < at.block ? lo + count : at.block;
-    sum_block(at, sum.wires, sum.k, b, lo, hi, sums);
-    sums += hi - lo;
-    count -= hi - lo;
-  }
+  with_rules(sum.codec, [&](auto rules) {
+    for (; count > 0; ++b, lo = 0) {
+      const zc_i64 hi = lo + count < at.block ? lo + count : at.block;
+      sum_block(rules, at, sum.wires, sum.k, b, lo, hi, sums);
+      sums += hi - lo;
+      count -= hi - lo;
+    }
+  });
 }
 
 // Finished fp64 sums of raw:float64 chunks.
@@ -264,7 +275,8 @@ static void reduce_carried(const Sum &sum, zc_u8 *wire) {
 
 // Re-encodes into blocks of at most SUMS elements, as many at a time as SUMS elements hold.
 template <zc_i64 SUMS>
-static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_codec &codec_out, zc_u8 *wire) {
+static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_codec &codec_out, const Chance &chance,
+                                                    zc_u8 *wire) {
   alignas(64) float sums[SUMS];
   const Layout at = Layout::of(codec_out, sum.n);
   const zc_i64 step = SUMS / at.block * at.block, tile = tile_of(sum.codec);
@@ -275,7 +287,7 @@ static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_cod
       sum_elements(sum, start + lo, piece, sums + lo);
       lo += piece;
     }
-    encode_blocks<Float32>(codec_out, at, start, (const zc_u8 *)sums, count, wire);
+    encode_blocks<Float32>(codec_out, at, start, (const zc_u8 *)sums, count, chance, wire);
   }
   pad_blocks(at, wire);
 }
@@ -291,28 +303,30 @@ static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_cod
 namespace ZC_JOIN(zc_, ZC_BUILD) {
 namespace {
 
-ZC_SEPARATE void encode_any(const zc_codec &codec, const zc_u8 *source, zc_i64 n, zc_i32 dtype, zc_u8 *wire) {
-  with_element(dtype, [&](auto element) { encode<decltype(element)>(codec, source, n, wire); });
+ZC_SEPARATE void encode_any(const zc_codec &codec, const zc_u8 *source, zc_i64 n, zc_i32 dtype, const Chance &chance,
+                             zc_u8 *wire) {
+  with_element(dtype, [&](auto element) { encode<decltype(element)>(codec, source, n, chance, wire); });
 }
 
 ZC_SEPARATE void reduce_any(const Sum &sum, zc_u8 *target, zc_i32 dtype) {
   with_element(dtype, [&](auto element) { reduce<decltype(element)>(sum, target); });
 }
 
-ZC_SEPARATE void reduce_encode_any(const Sum &sum, const zc_codec &codec_out, zc_u8 *wire) {
+ZC_SEPARATE void reduce_encode_any(const Sum &sum, const zc_codec &codec_out, const Chance &chance, zc_u8 *wire) {
   if (codec_out.kind != ZC_INT_BLOCK)
     with_element(codec_out.element, [&](auto element) { reduce_carried<decltype(element)>(sum, wire); });
   else if (codec_out.block <= 4 * TILE)
-    reduce_blocks<4 * TILE>(sum, codec_out, wire);
+    reduce_blocks<4 * TILE>(sum, codec_out, chance, wire);
   else
-    reduce_blocks<64 * TILE>(sum, codec_out, wire);
+    reduce_blocks<64 * TILE>(sum, codec_out, chance, wire);
 }
 
 }  // namespace
 
-ZC_EXPORT void ZC_NAME(zc_encode)(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire) {
+ZC_EXPORT void ZC_NAME(zc_encode)(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire,
+                                  const zc_draw *draw) {
   const FloatModes modes;
-  encode_any(*codec, (const zc_u8 *)source, n, dtype, (zc_u8 *)wire);
+  encode_any(*codec, (const zc_u8 *)source, n, dtype, {draw, 0}, (zc_u8 *)wire);
 }
 
 ZC_EXPORT void ZC_NAME(zc_decode)(const zc_codec *codec, const void *wire, int64_t n, void *target, int32_t dtype) {
@@ -331,9 +345,11 @@ ZC_EXPORT void ZC_NAME(zc_reduce)(const zc_codec *codec, const void *const *wire
 }
 
 ZC_EXPORT void ZC_NAME(zc_reduce_encode)(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,
-                                         double factor, double divisor, const zc_codec *codec_out, void *wire_out) {
+                                         double factor, double divisor, const zc_codec *codec_out, void *wire_out,
+                                         const zc_draw *draw) {
   const FloatModes modes;
-  reduce_encode_any({*codec, (const zc_u8 *const *)wires, k, n, factor, divisor}, *codec_out, (zc_u8 *)wire_out);
+  const Sum sum = {*codec, (const zc_u8 *const *)wires, k, n, factor, divisor};
+  reduce_encode_any(sum, *codec_out, {draw, 0}, (zc_u8 *)wire_out);
 }
 
 }  // namespace

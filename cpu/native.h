@@ -9,26 +9,34 @@
 #include <cstddef>
 #include <cstdint>
 
-#define ZC_ABI 1  // counted up when anything below changes; zcomm/engines/native.py refuses another number
+#define ZC_ABI 2  // counted up when anything below changes; zcomm/engines/native.py refuses another number
 #define ZC_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum zc_dtype : int32_t { ZC_FLOAT32, ZC_BFLOAT16, ZC_FLOAT16, ZC_FLOAT64 };  // zcomm/buffers.py, DType
 enum zc_kind : int32_t { ZC_RAW, ZC_CAST, ZC_INT_BLOCK };
+enum zc_rounding : int32_t { ZC_NEAREST, ZC_STOCHASTIC };
 
 struct zc_codec {
-  int32_t kind;     // zc_kind
-  int32_t element;  // raw, cast: the zc_dtype on the wire
-  int32_t bits;     // int_block
-  int32_t block;    // int_block
+  int32_t kind;      // zc_kind
+  int32_t element;   // raw, cast: the zc_dtype on the wire
+  int32_t bits;      // int_block
+  int32_t block;     // int_block
+  int32_t rounding;  // int_block: zc_rounding
+};
+
+struct zc_draw {  // zcomm/wire/draw.py; null for codecs that leave nothing to chance
+  uint64_t seed, call, first;
 };
 
 #define ZC_DECLARE(build)                                                                                              \
-  ZC_EXPORT void zc_encode_##build(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire);   \
+  ZC_EXPORT void zc_encode_##build(const zc_codec *codec, const void *source, int64_t n, int32_t dtype, void *wire,    \
+                                   const zc_draw *draw);                                                               \
   ZC_EXPORT void zc_decode_##build(const zc_codec *codec, const void *wire, int64_t n, void *target, int32_t dtype);   \
   ZC_EXPORT void zc_reduce_##build(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,              \
                                    double factor, double divisor, void *target, int32_t dtype);                        \
   ZC_EXPORT void zc_reduce_encode_##build(const zc_codec *codec, const void *const *wires, int64_t k, int64_t n,       \
-                                          double factor, double divisor, const zc_codec *codec_out, void *wire_out);
+                                          double factor, double divisor, const zc_codec *codec_out, void *wire_out,    \
+                                          const zc_draw *draw);
 
 ZC_DECLARE(portable)
 #ifdef ZC_X86

@@ -44,6 +44,13 @@ ZC_FN zc_scale zc_block_scale(zc_u32 amax, float qmax, zc_u32 cap) {
 
 ZC_FN zc_i32 zc_code(float x, float inv) { return zc_round(zc_mul(x, inv)); }
 
+// The code by chance: down, or up if what is left over and `chance`, sixteen random bits, add up to one. 0x43000000 is
+// 128.0f with its last bit worth 2^-16, so the sum is positive. A magnitude just above qmax is why a clamp is needed.
+ZC_FN zc_i32 zc_code_by_chance(float x, float inv, zc_u32 chance, zc_i32 qmax) {
+  zc_i32 q = (zc_i32)zc_add(zc_mul(x, inv), zc_float(0x43000000u | chance)) - 128;
+  return q > qmax ? qmax : q < -qmax ? -qmax : q;
+}
+
 // Where the codes of a chunk of n elements begin, and how many bytes those of its first n elements take.
 ZC_FN zc_i64 zc_codes_offset(zc_i64 n, zc_i64 block) { return zc_padded(2 * ((n + block - 1) / block)); }
 ZC_FN zc_i64 zc_codes_nbytes(zc_i64 n, zc_i32 bits) { return (n + 7) / 8 * bits; }

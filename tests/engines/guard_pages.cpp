@@ -39,6 +39,7 @@ static int64_t wire_nbytes(const zc_codec &c, int64_t n) {
   return padded(2 * ((n + c.block - 1) / c.block)) + padded((n + 7) / 8 * c.bits);
 }
 
+static const zc_draw draw = {1, 2, 3};
 static long runs = 0;
 
 static void run(const zc_codec &codec, const zc_codec &again, int64_t n, bool at_end) {
@@ -47,11 +48,11 @@ static void run(const zc_codec &codec, const zc_codec &again, int64_t n, bool at
     Walled a((size_t)wire_nbytes(codec, n), at_end), b((size_t)wire_nbytes(codec, n), at_end);
     Walled out((size_t)wire_nbytes(again, n), at_end);
     const void *wires[3] = {a.at, b.at, a.at};
-    VERB(zc_encode)(&codec, source.at, n, dtype, a.at);
-    VERB(zc_encode)(&codec, source.at, n, dtype, b.at);
+    VERB(zc_encode)(&codec, source.at, n, dtype, a.at, &draw);
+    VERB(zc_encode)(&codec, source.at, n, dtype, b.at, &draw);
     VERB(zc_decode)(&codec, a.at, n, target.at, dtype);
     VERB(zc_reduce)(&codec, wires, 3, n, 0.5, 3.0, target.at, dtype);
-    VERB(zc_reduce_encode)(&codec, wires, 3, n, 0.5, 3.0, &again, out.at);
+    VERB(zc_reduce_encode)(&codec, wires, 3, n, 0.5, 3.0, &again, out.at, &draw);
     runs += 5;
   }
 }
@@ -59,14 +60,15 @@ static void run(const zc_codec &codec, const zc_codec &again, int64_t n, bool at
 int main() {
   static const int64_t counts[] = {0, 1, 7, 8, 9, 63, 64, 65, 127, 129, 255, 257, 1001, 5003};
   static const int32_t blocks[] = {8, 24, 64, 128, 256, 1032, 8192};
-  const zc_codec int8 = {ZC_INT_BLOCK, 0, 8, 256}, bf16 = {ZC_CAST, ZC_BFLOAT16, 0, 0};
+  const zc_codec int8 = {ZC_INT_BLOCK, 0, 8, 256, ZC_STOCHASTIC}, bf16 = {ZC_CAST, ZC_BFLOAT16, 0, 0, 0};
   for (int64_t n : counts)
     for (int at_end = 0; at_end < 2; ++at_end) {
       for (int32_t bits = 2; bits <= 8; ++bits)
-        for (int32_t block : blocks) run({ZC_INT_BLOCK, 0, bits, block}, block % 16 ? bf16 : int8, n, at_end);
-      for (int32_t element = 0; element < 4; ++element) run({ZC_RAW, element, 0, 0}, int8, n, at_end);
-      run(bf16, {ZC_INT_BLOCK, 0, 4, 8192}, n, at_end);
-      run({ZC_CAST, ZC_FLOAT16, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0}, n, at_end);
+        for (int32_t block : blocks)
+          run({ZC_INT_BLOCK, 0, bits, block, (block / 8 + bits) % 2}, block % 16 ? bf16 : int8, n, at_end);
+      for (int32_t element = 0; element < 4; ++element) run({ZC_RAW, element, 0, 0, 0}, int8, n, at_end);
+      run(bf16, {ZC_INT_BLOCK, 0, 4, 8192, ZC_NEAREST}, n, at_end);
+      run({ZC_CAST, ZC_FLOAT16, 0, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0, 0}, n, at_end);
     }
   printf("%ld runs\n", runs);
 }

@@ -9,11 +9,16 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.engines.engine import Engine
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow
 from zcomm.wire.raw import Raw
 
 LARGEST = np.finfo(np.float32).max
 TINY = np.float32(2.0**-96)
+
+DRAW = Draw(
+    seed=0x0123456789ABCDEF, call=0xFEDCBA9876543210, first=2**35 + 77
+)  # what chance means where it matters not
 
 Rng = np.random.Generator
 
@@ -113,11 +118,18 @@ def without_payloads(data: bytes, dtype: DType) -> bytes:
     return bits.tobytes()
 
 
-def encode(engine: Engine, codec: Codec, x: np.ndarray, dtype: DType, offset: int = 0) -> bytes:
+def encode(
+    engine: Engine,
+    codec: Codec,
+    x: np.ndarray,
+    dtype: DType,
+    offset: int = 0,
+    draw: Draw = DRAW,
+) -> bytes:
     """Wire bytes of x, read from and written to memory at an offset from alignment."""
     source = Room(x.nbytes, offset, x.tobytes())
     wire = Room(codec.nbytes(x.size), offset)
-    engine.encode(codec, source.address, x.size, dtype, wire.address)
+    engine.encode(codec, source.address, x.size, dtype, wire.address, draw)
     return wire.taken()
 
 
@@ -153,11 +165,12 @@ def reduce_encode(
     finish: tuple[float, float],
     codec_out: Codec,
     offset: int = 0,
+    draw: Draw = DRAW,
 ) -> bytes:
     """The finished sum of chunks, encoded again; NaN payloads of raw elements removed."""
     sources = [Room(len(wire), offset + i, wire) for i, wire in enumerate(wires)]
     out = Room(codec_out.nbytes(n), offset)
-    engine.reduce_encode(codec, [s.address for s in sources], n, finish, codec_out, out.address)  # type: ignore[arg-type]
+    engine.reduce_encode(codec, [s.address for s in sources], n, finish, codec_out, out.address, draw)  # type: ignore[arg-type]
     wire = out.taken()
     dtype = getattr(codec_out, "dtype", None)
     if dtype is None:

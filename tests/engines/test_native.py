@@ -20,8 +20,9 @@ from zcomm.engines import native
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.native import NativeEngine
 from zcomm.engines.reference import ReferenceEngine
-from zcomm.errors import EngineError
+from zcomm.errors import CodecError, EngineError
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 from zcomm.wire.int_block import BITS, IntBlock
 from zcomm.wire.registry import codec
 
@@ -33,7 +34,22 @@ BUILDS = [NativeEngine(build) for build in native.builds()]
 CARRIED = ("raw", "raw:bfloat16", "raw:float16", "raw:float64", "bf16", "fp16")
 BLOCKS = (8, 24, 64, 128, 192, 256, 1032, 8192)
 CODECS = [codec(spec) for spec in CARRIED] + [IntBlock(bits, block) for bits in BITS for block in BLOCKS]
-OUT = [codec(spec) for spec in ("int8", "int4", "int4:64", "int6:24", "int3:8192", "bf16", "fp16", "raw")]
+CODECS += [IntBlock(bits, block, "stochastic") for bits in (2, 4, 5, 8) for block in (8, 64, 128, 256, 8192)]
+OUT = [
+    codec(spec)
+    for spec in (
+        "int8",
+        "int4",
+        "int4:64",
+        "int6:24",
+        "int3:8192",
+        "bf16",
+        "fp16",
+        "raw",
+        "int8:stochastic",
+        "int4:64:stochastic",
+    )
+]
 FINISHES = [NO_FINISH, Finish(factor=0.3), Finish(divisor=7), Finish(factor=-1e-3, divisor=3)]
 
 
@@ -52,13 +68,16 @@ def test_native_encodes_and_decodes_to_the_references_bytes(kind: Codec) -> None
         for n in counts(kind, rng):
             offset = int(rng.integers(64))
             x = inputs.elements(name, rng, n, dtype)
-            wire = inputs.encode(REFERENCE, kind, x, dtype)
+            draw = Draw(
+                *rng.integers(0, 2**63, 2).tolist(), first=int(rng.integers(0, 2**40)) // (c := (1, 64, 256)[n % 3]) * c
+            )
+            wire = inputs.encode(REFERENCE, kind, x, dtype, draw=draw)
             out = DType(int(rng.integers(4)))
             y = inputs.decode(REFERENCE, kind, wire, n, out)
 
             for engine in BUILDS:
                 what = (engine.build, name, n, dtype, out, offset)
-                assert inputs.encode(engine, kind, x, dtype, offset) == wire, what
+                assert inputs.encode(engine, kind, x, dtype, offset, draw) == wire, what
                 assert inputs.decode(engine, kind, wire, n, out, offset) == y, what
 
 
@@ -280,6 +299,15 @@ def test_native_takes_a_codec_that_was_pickled() -> None:
 def test_native_refuses_a_build_it_does_not_have() -> None:
     with pytest.raises(EngineError, match=r"no build 'avx9000' here; it has .*portable"):
         NativeEngine("avx9000")
+
+
+def test_native_refuses_to_round_by_chance_without_random_bits() -> None:
+    kind = codec("int8:stochastic")
+
+    with pytest.raises(CodecError, match="got none; pass draw=Draw"):
+        BUILDS[0].encode(kind, 0, 0, DType.FLOAT32, 0)
+    with pytest.raises(CodecError, match="got none; pass draw=Draw"):
+        BUILDS[0].reduce_encode(codec("raw"), [0], 0, NO_FINISH, kind, 0)
 
 
 def test_native_refuses_a_codec_it_does_not_know() -> None:

@@ -126,7 +126,24 @@ def padded(data: list[int]) -> list[int]:
     return data + [0] * (-len(data) % 16)
 
 
-def int_block(x: list[int], bits: int, block: int) -> tuple[list[int], list[int]]:
+DRAW = (0x9E3779B97F4A7C15, 0x1_0000_0007, 2**35 - 5)  # seed, call, index of the first element
+
+
+def random_bits(element: int) -> int:
+    """The sixteen bits that DRAW gives to an element: Philox4x32-7."""
+    seed, call, first = DRAW
+    group, half = divmod(first + element, 8)
+    word = 2**32
+    c = [group % word, group // word, call % word, call // word]
+    for i in range(7):
+        key = [(seed % word + i * 0x9E3779B9) % word, (seed // word + i * 0xBB67AE85) % word]
+        high0, low0 = divmod(c[0] * 0xD2511F53, word)
+        high1, low1 = divmod(c[2] * 0xCD9E8D57, word)
+        c = [high1 ^ c[1] ^ key[0], low1, high0 ^ c[3] ^ key[1], low0]
+    return sum(value * word**i for i, value in enumerate(c)) // 65536**half % 65536
+
+
+def int_block(x: list[int], bits: int, block: int, by_chance: bool = False) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     qmax = 2 ** (bits - 1) - 1
     scales: list[int] = []
@@ -148,7 +165,12 @@ def int_block(x: list[int], bits: int, block: int) -> tuple[list[int], list[int]
                 of_element = value(element, FP32)
                 assert of_element is not None
                 if s > 0:
-                    q[i] = max(-qmax, min(qmax, to_integer(to_fp32(of_element * to_fp32(1 / s)))))
+                    steps = to_fp32(of_element * to_fp32(1 / s))
+                    if by_chance:
+                        up = to_fp32(steps + 128 + Fraction(random_bits(start + i), 65536))
+                        q[i] = max(-qmax, min(qmax, up.numerator // up.denominator - 128))
+                    else:
+                        q[i] = max(-qmax, min(qmax, to_integer(steps)))
                 decoded.append(nearest(q[i] * s, FP32))
         codes += plane_bits(q, bits)
     return padded(scales) + padded(codes), decoded
@@ -223,10 +245,15 @@ def inputs(block: int) -> dict[str, list[int]]:
 def main() -> None:
     """Write every file."""
     FOLDER.mkdir(exist_ok=True)
-    codecs = {f"int{bits}": (bits, 256 if bits >= 5 else 128) for bits in range(2, 9)}
+    codecs: dict[str, tuple[int, ...]] = {f"int{bits}": (bits, 256 if bits >= 5 else 128) for bits in range(2, 9)}
+    codecs |= {
+        "int8:stochastic": (8, 256, True),
+        "int4:64:stochastic": (4, 64, True),
+        "int2:stochastic": (2, 128, True),
+    }
     codecs |= {"int4:64": (4, 64), "int8:8": (8, 8), "int6:24": (6, 24), "int3:40": (3, 40), "int7:16": (7, 16)}
     for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, "bf16", "fp16", "raw")]:
-        arrays = {}
+        arrays = {"draw": np.array(DRAW, np.uint64)} if "stochastic" in name else {}
         for case, x in inputs(block).items():
             if name in codecs:
                 wire, decoded = int_block(x, *codecs[name])

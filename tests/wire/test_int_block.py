@@ -7,10 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zcomm.errors import CodecError
+from zcomm.wire.draw import Draw
 from zcomm.wire.int_block import BITS, IntBlock, default_block
 
 GOLDEN = [f"int{bits}" for bits in BITS] + ["int4:64", "int8:8", "int6:24", "int3:40", "int7:16"]
+GOLDEN += ["int8:stochastic", "int4:64:stochastic", "int2:stochastic"]
 SHORT = [IntBlock(bits, default_block(bits)) for bits in BITS]
+BY_CHANCE = [IntBlock(8, 256, "stochastic"), IntBlock(4, 64, "stochastic"), IntBlock(2, 128, "stochastic")]
 
 
 def scales_of(kind: IntBlock, wire: np.ndarray, n_elems: int) -> np.ndarray:
@@ -19,7 +22,7 @@ def scales_of(kind: IntBlock, wire: np.ndarray, n_elems: int) -> np.ndarray:
     return (wire[: 2 * n_blocks].view(np.uint16).astype(np.uint32) << 16).view(np.float32)
 
 
-@pytest.mark.parametrize("kind", [*SHORT, IntBlock(8, 512), IntBlock(4, 64), IntBlock(5, 65536)], ids=str)
+@pytest.mark.parametrize("kind", [*SHORT, *BY_CHANCE, IntBlock(8, 512), IntBlock(4, 64), IntBlock(5, 65536)], ids=str)
 def test_int_block_is_a_value(kind: IntBlock) -> None:
     checks.check_identity(kind)
 
@@ -53,7 +56,7 @@ def test_int_block_saves_what_its_bits_and_scales_add_up_to(bits: int, ratios: t
     assert measured == pytest.approx(ratios, abs=5e-5)
 
 
-@pytest.mark.parametrize("kind", [*SHORT, IntBlock(4, 8), IntBlock(8, 24), IntBlock(7, 4096)], ids=str)
+@pytest.mark.parametrize("kind", [*SHORT, *BY_CHANCE, IntBlock(4, 8), IntBlock(8, 24), IntBlock(7, 4096)], ids=str)
 @pytest.mark.parametrize("seed", range(2))
 def test_int_block_stays_within_its_bound(kind: IntBlock, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -70,7 +73,7 @@ def test_int_block_stays_within_its_bound(kind: IntBlock, seed: int) -> None:
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40),
-    st.sampled_from([IntBlock(bits, 16) for bits in BITS]),
+    st.sampled_from([IntBlock(bits, 16, rounding) for bits in BITS for rounding in ("nearest", "stochastic")]),
 )
 def test_int_block_stays_within_its_bound_on_any_floats(elements: list[float], kind: IntBlock) -> None:
     checks.check_error_bound(kind, np.array(elements, np.float32))
@@ -132,6 +135,56 @@ def test_int_block_packs_every_code_where_the_picture_says() -> None:
     assert four[16:20].tolist() == [0xF1, 0xE2, 0x93, 0x74]
     # high two bits . low four: 31 = 01.1111, -31 = 10.0001, 1 = 00.0001, ..., 5 = 00.0101, -6 = 11.1010
     assert six[16:22].tolist() == [0x3F, 0x41, 0x51, 0xA2, 0b00_00_00_01, 0b11_00_00_10]
+
+
+@pytest.mark.parametrize("kind", BY_CHANCE, ids=str)
+def test_stochastic_codes_have_the_elements_as_their_mean(kind: IntBlock) -> None:
+    rng, calls = np.random.default_rng(6), 4000
+    x = rng.uniform(-1, 1, kind.block).astype(np.float32)
+    x[0] = 1
+    step = float(scales_of(kind, checks.encoded(kind, x), x.size)[0])
+
+    mean = sum(checks.decoded(kind, checks.encoded(kind, x, Draw(1, call, 0)), x.size) for call in range(calls)) / calls
+
+    left_over = np.abs(x / step - np.floor(x / step))
+    deviation = step * np.sqrt(left_over * (1 - left_over) / calls)
+    assert (np.abs(mean - x) <= 5 * deviation + step * 2.0**-16).all()
+    assert np.abs(np.mean(mean - x)) <= 4 * step * np.sqrt(1 / (4 * calls * x.size)) + step * 2.0**-17
+
+
+@pytest.mark.parametrize("kind", BY_CHANCE, ids=str)
+def test_stochastic_codes_keep_what_needs_no_rounding(kind: IntBlock) -> None:
+    x = np.resize(np.arange(-kind.qmax, kind.qmax + 1), kind.block).astype(np.float32)  # the scale is 1
+
+    for call in range(50):
+        assert (checks.decoded(kind, checks.encoded(kind, x, Draw(0, call, 5)), x.size) == x).all()
+
+
+def test_stochastic_codes_do_not_depend_on_where_a_shard_is_cut() -> None:
+    kind = IntBlock(4, 64, "stochastic")
+    x = np.random.default_rng(7).standard_normal(1000).astype(np.float32)
+    whole = checks.decoded(kind, checks.encoded(kind, x, Draw(4, 5, 6)), x.size)
+
+    parts = [(0, 64), (64, 448), (448, 1000)]
+    pieces = [checks.decoded(kind, checks.encoded(kind, x[lo:hi], Draw(4, 5, 6 + lo)), hi - lo) for lo, hi in parts]
+
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+def test_stochastic_without_random_bits_is_refused() -> None:
+    kind, x = IntBlock(8, 256, "stochastic"), np.zeros(9, np.float32)
+    wire = np.empty(kind.nbytes(9), np.uint8)
+
+    with pytest.raises(CodecError, match=r"int8:stochastic rounds by random bits and got none; pass draw=Draw"):
+        kind.encode(x, wire)
+    with pytest.raises(CodecError, match=r"from 0 to 2\^64 - 1"):
+        kind.encode(x, wire, Draw(-1, 0, 0))
+
+
+@pytest.mark.parametrize("rounding", ["up", "", None, 1])
+def test_int_block_refuses_other_roundings_and_names_its_own(rounding: object) -> None:
+    with pytest.raises(CodecError, match="rounds to nearest or stochastic"):
+        IntBlock(4, 128, rounding)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bits", [1, 9, 0, -8, "8", None, True, 8.0])

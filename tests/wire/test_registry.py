@@ -27,6 +27,8 @@ KNOWN = "bf16, fp16, int2, int3, int4, int5, int6, int7, int8, raw"
         ("int2", IntBlock(2, 128)),
         ("int8:512", IntBlock(8, 512)),
         ("int4:64", IntBlock(4, 64)),
+        ("int8:stochastic", IntBlock(8, 256, "stochastic")),
+        ("int4:64:stochastic", IntBlock(4, 64, "stochastic")),
     ],
 )
 def test_a_spelling_and_its_codec_stand_for_each_other(spelling: str, kind: object) -> None:
@@ -64,7 +66,20 @@ def test_a_block_out_of_range_is_refused_with_the_range(spec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["int8:", "int8:x", "int8:0128", "int8:+8", "int8:8:8", "int8:8.0", "int8:٨", "int8:" + "9" * 5000]
+    "spec",
+    [
+        "int8:",
+        "int8:x",
+        "int8:0128",
+        "int8:+8",
+        "int8:8:8",
+        "int8:8.0",
+        "int8:٨",
+        "int8:" + "9" * 5000,
+        "int8:stochastic:64",
+        "int8:nearest",
+        "int8:stochastic:stochastic",
+    ],
 )
 def test_a_block_that_is_no_number_is_refused_with_an_example(spec: str) -> None:
     with pytest.raises(CodecError, match="write int8:256"):

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 from zcomm.buffers import DType
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 
 
 class Finish(NamedTuple):
@@ -41,6 +42,7 @@ class Engine(Protocol):
         n_elems: int,
         dtype: DType,
         wire: int,  # address of codec.nbytes(n_elems) bytes, written
+        draw: Draw | None = None,  # the random bits, for a codec that rounds by chance; others ignore it
     ) -> None:
         """Encode one chunk."""
         ...
@@ -76,6 +78,7 @@ class Engine(Protocol):
         finish: Finish,
         codec_out: Codec,
         wire_out: int,  # address of codec_out.nbytes(n_elems) bytes, written; never inside wires
+        draw: Draw | None = None,  # the random bits, for a codec_out that rounds by chance
     ) -> None:
         """As reduce, but the finished fp32 sums are encoded again by codec_out instead of stored."""
         ...

@@ -18,10 +18,11 @@ from zcomm.engines.engine import Finish
 from zcomm.errors import EngineError
 from zcomm.wire.cast import Cast
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw, check_draw
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.raw import Raw
 
-_ABI = 1  # ZC_ABI of cpu/native.h
+_ABI = 2  # ZC_ABI of cpu/native.h
 _ADVICE = "install g++ or clang++ and run pip install again"
 
 
@@ -40,12 +41,12 @@ class NativeEngine:
         if self.build not in builds():
             raise EngineError(f"the native engine has no build {self.build!r} here; it has {', '.join(builds())}")
         address, count, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_double
-        record = ctypes.POINTER(_Record)
-        self._encode = _verb(library, "encode", self.build, address, count, number, address)
+        record, drawn = ctypes.POINTER(_Record), ctypes.POINTER(_Draw)
+        self._encode = _verb(library, "encode", self.build, address, count, number, address, drawn)
         self._decode = _verb(library, "decode", self.build, address, count, address, number)
         sums = (ctypes.c_char_p, count, count, real, real)
         self._reduce = _verb(library, "reduce", self.build, *sums, address, number)
-        self._reduce_encode = _verb(library, "reduce_encode", self.build, *sums, record, address)
+        self._reduce_encode = _verb(library, "reduce_encode", self.build, *sums, record, address, drawn)
 
     def supports(self, codec: Codec) -> bool:
         """Whether the library has loops for this codec."""
@@ -58,9 +59,10 @@ class NativeEngine:
         n_elems: int,
         dtype: DType,
         wire: int,  # address of codec.nbytes(n_elems) bytes, written
+        draw: Draw | None = None,  # the random bits, for a codec that rounds by chance; others ignore it
     ) -> None:
         """Encode one chunk."""
-        self._encode(_record(codec), source, n_elems, dtype, wire)
+        self._encode(_record(codec), source, n_elems, dtype, wire, _drawn(codec, draw))
 
     def decode(
         self,
@@ -95,12 +97,13 @@ class NativeEngine:
         finish: Finish,
         codec_out: Codec,
         wire_out: int,  # address of codec_out.nbytes(n_elems) bytes, written; never inside wires
+        draw: Draw | None = None,  # the random bits, for a codec_out that rounds by chance
     ) -> None:
         """As reduce, but the finished fp32 sums are encoded again by codec_out instead of stored."""
         factor, divisor = finish
         k = len(wires)
-        out = _record(codec_out)
-        self._reduce_encode(_record(codec), _addresses(k)(*wires), k, n_elems, factor, divisor, out, wire_out)
+        out, drawn = _record(codec_out), _drawn(codec_out, draw)
+        self._reduce_encode(_record(codec), _addresses(k)(*wires), k, n_elems, factor, divisor, out, wire_out, drawn)
 
 
 def builds() -> tuple[str, ...]:
@@ -126,21 +129,36 @@ class _Record(ctypes.Structure):
         ("element", ctypes.c_int32),
         ("bits", ctypes.c_int32),
         ("block", ctypes.c_int32),
+        ("rounding", ctypes.c_int32),
     )
 
 
+class _Draw(ctypes.Structure):
+    """zc_draw of cpu/native.h."""
+
+    _fields_ = (("seed", ctypes.c_uint64), ("call", ctypes.c_uint64), ("first", ctypes.c_uint64))
+
+
 _RAW, _CAST, _INT_BLOCK = range(3)  # zc_kind of cpu/native.h
+_ROUNDINGS = {"nearest": 0, "stochastic": 1}  # zc_rounding
+
+
+def _drawn(codec: Codec, draw: Draw | None) -> Any:
+    """The draw as the library takes it; None where nothing is left to chance."""
+    if isinstance(codec, IntBlock) and codec.rounding != "nearest":
+        return _Draw(*check_draw(codec, draw))
+    return None
 
 
 @lru_cache(maxsize=256)
 def _record(codec: Codec) -> _Record:
     """The codec as the library takes it, made once."""
     if isinstance(codec, IntBlock):
-        return _Record(_INT_BLOCK, 0, codec.bits, codec.block)
+        return _Record(_INT_BLOCK, 0, codec.bits, codec.block, _ROUNDINGS[codec.rounding])
     if isinstance(codec, Cast):
-        return _Record(_CAST, codec.dtype, 0, 0)
+        return _Record(_CAST, codec.dtype)
     if isinstance(codec, Raw):
-        return _Record(_RAW, codec.dtype, 0, 0)
+        return _Record(_RAW, codec.dtype)
     raise EngineError(f"the native engine cannot compute codec {codec}; use the reference engine for it")
 
 

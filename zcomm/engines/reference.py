@@ -15,6 +15,7 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.engines.engine import Finish
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
 from zcomm.wire.raw import Raw
 
@@ -35,9 +36,10 @@ class ReferenceEngine:
         n_elems: int,
         dtype: DType,
         wire: int,  # address of codec.nbytes(n_elems) bytes, written
+        draw: Draw | None = None,  # the random bits, for a codec that rounds by chance; others ignore it
     ) -> None:
         """Encode one chunk."""
-        _encode(codec, _elements(source, n_elems, dtype), dtype, wire)
+        _encode(codec, _elements(source, n_elems, dtype), dtype, wire, draw)
 
     def decode(
         self,
@@ -75,10 +77,11 @@ class ReferenceEngine:
         finish: Finish,
         codec_out: Codec,
         wire_out: int,  # address of codec_out.nbytes(n_elems) bytes, written; never inside wires
+        draw: Draw | None = None,  # the random bits, for a codec_out that rounds by chance
     ) -> None:
         """As reduce, but the finished fp32 sums are encoded again by codec_out instead of stored."""
         total = _sum(codec, wires, n_elems, finish)
-        _encode(codec_out, total, DType.FLOAT64 if total.dtype == np.float64 else DType.FLOAT32, wire_out)
+        _encode(codec_out, total, DType.FLOAT64 if total.dtype == np.float64 else DType.FLOAT32, wire_out, draw)
 
 
 def _sum(
@@ -102,13 +105,14 @@ def _encode(
     x: np.ndarray,  # (n,) of dtype
     dtype: DType,
     wire: int,
+    draw: Draw | None,
 ) -> None:
     """Encode x: raw in its own dtype, every other codec from float32."""
     if not isinstance(codec, Raw):
         x = widen(x, dtype)
     elif codec.dtype is not dtype:
         x = _narrowed(x if dtype is DType.FLOAT64 else widen(x, dtype), codec.dtype)
-    codec.encode(x, _memory(wire, codec.nbytes(x.size)))
+    codec.encode(x, _memory(wire, codec.nbytes(x.size)), draw)
 
 
 def _decoded(

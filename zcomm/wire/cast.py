@@ -15,6 +15,7 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
 from zcomm.wire.codec import check_chunk, check_count, padded
+from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
 
 _SPELLINGS = {"bfloat16": "bf16", "float16": "fp16"}
@@ -52,6 +53,7 @@ class Cast:
         self,
         x: np.ndarray,  # float32 (n,)
         out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
+        draw: Draw | None = None,  # unused: nothing is left to chance
     ) -> None:
         """Narrow x into out. Raises CodecError if out has another size."""
         check_chunk(self, x, DType.FLOAT32, out)

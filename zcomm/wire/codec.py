@@ -12,6 +12,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
+from zcomm.wire.draw import Draw
 
 WIRE_ALIGNMENT = 16  # every encoded chunk is padded with zero bytes to a multiple of this
 
@@ -45,8 +46,9 @@ class Codec(Protocol):
         self,
         x: np.ndarray,  # (n,), float32 (raw: its own dtype)
         out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
+        draw: Draw | None = None,  # the random bits, for a codec that rounds by chance; others ignore it
     ) -> None:
-        """Turn x into wire bytes. Raises CodecError if out has another size."""
+        """Turn x into wire bytes. Raises CodecError if out has another size, or a draw is needed and missing."""
         ...
 
     def decode(

@@ -1,33 +1,30 @@
 """int_block: signed integers of 2 to 8 bits, one bfloat16 scale per block. "int8", "int4" and their kin.
 
     chunk:   [bfloat16 scales of block 0, 1, ...][zeros to 16][codes of block 0, 1, ...][zeros to 16]
-    codes:   one plane per field of 8, 4, 2, 1 bits that adds up to the width, low bits first (6 = 4 + 2)
-    plane:   byte j holds elements j (low bits), j + r/k, j + 2r/k, ... of the block's r; k = 8 / field
+    codes:   planes, zcomm/wire/planes.py
 
 A code times its scale is exact in fp32, so no engine can differ by contraction. The scale is rounded away
-from zero, so the largest element never clips. The rules, one by one: docs/wire-format.md, int_block. Same
-names in cuda/int_block.cuh.
+from zero, so the largest element never clips. Codes are rounded to nearest, ties to even, or, spelled
+"int4:stochastic", up or down by chance, so that their mean is the element. The rules, one by one:
+docs/wire-format.md, int_block. Same names in cuda/int_block.cuh.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
+from zcomm.wire.blocks import BLOCK_STEP, Scales, amax_bits, block_scales, blocks, check_block, rows
 from zcomm.wire.codec import check_chunk, check_count, padded
+from zcomm.wire.draw import Draw, check_draw, half_words
+from zcomm.wire.planes import pack, unpack
 
 BITS = range(2, 9)
-MIN_BLOCK, MAX_BLOCK, BLOCK_STEP = 8, 65536, 8
-
-TINY = 0x0F800000  # 2^-96: a block whose largest magnitude is below travels as zeros
-INF = 0x7F800000  # bits of +Inf; magnitudes from here on are Inf and NaN
-NAN_SCALE = 0x7FC0  # the scale of a block that holds a NaN or an Inf
+ROUNDINGS = ("nearest", "stochastic")
 
 
 def default_block(bits: int) -> int:
@@ -35,50 +32,24 @@ def default_block(bits: int) -> int:
     return 256 if bits >= 5 else 128
 
 
-def fields(bits: int) -> tuple[int, ...]:
-    """The planes' field widths, low bits of the code first."""
-    return tuple(field for field in (8, 4, 2, 1) if bits & field)
-
-
-class Scales(NamedTuple):
-    """Scales of m blocks. inv is 0 where every code of the block is 0."""
-
-    bits: np.ndarray  # uint16 (m,), bfloat16
-    inv: np.ndarray  # float32 (m,), what elements are multiplied with
-
-    @property
-    def values(self) -> np.ndarray:  # float32 (m,)
-        """The scales as numbers."""
-        return (self.bits.astype(np.uint32) << 16).view(np.float32)
-
-
-class _Blocks(NamedTuple):
-    """Neighbouring blocks of equal length: all the whole ones, or the partial last one."""
-
-    first: int  # index of the first block
-    elements: slice  # in the chunk's elements
-    codes: slice  # in the chunk's wire bytes
-    stored: int  # elements per block on the wire, a multiple of 8; what is missing has code 0
-
-
 @dataclass(frozen=True, slots=True)
 class IntBlock:
-    """Symmetric codes of `bits` bits in blocks of `block` elements, rounded to nearest, ties to even."""
+    """Symmetric codes of `bits` bits in blocks of `block` elements, rounded to "nearest" or "stochastic"."""
 
     bits: int
     block: int
+    rounding: str = "nearest"
 
     def __post_init__(self) -> None:
         if type(self.bits) is not int or self.bits not in BITS:
             raise CodecError(f"int_block has codes of 2 to 8 bits, got {self.bits!r}; use int8, int4, ...")
-        if type(self.block) is not int or not MIN_BLOCK <= self.block <= MAX_BLOCK or self.block % BLOCK_STEP != 0:
-            raise CodecError(
-                f"int{self.bits} needs a block that is a multiple of {BLOCK_STEP} from {MIN_BLOCK} to "
-                f"{MAX_BLOCK}, got {self.block!r}; use {default_block(self.bits)}"
-            )
+        check_block(f"int{self.bits}", self.block, default_block(self.bits))
+        if self.rounding not in ROUNDINGS:
+            raise CodecError(f"int{self.bits} rounds to {' or '.join(ROUNDINGS)}, got {self.rounding!r}")
 
     def __str__(self) -> str:
-        return f"int{self.bits}" if self.block == default_block(self.bits) else f"int{self.bits}:{self.block}"
+        block = "" if self.block == default_block(self.bits) else f":{self.block}"
+        return f"int{self.bits}{block}" + ("" if self.rounding == "nearest" else f":{self.rounding}")
 
     @property
     def qmax(self) -> int:
@@ -99,19 +70,24 @@ class IntBlock:
         self,
         x: np.ndarray,  # float32 (n,)
         out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
+        draw: Draw | None = None,  # stochastic: the random bits
     ) -> None:
-        """Quantize x block by block into out. Raises CodecError if out has another size."""
+        """Quantize x block by block into out. Raises CodecError if out has another size or a draw is missing."""
         check_chunk(self, x, DType.FLOAT32, out)
+        chance = half_words(check_draw(self, draw), x.size) if self.rounding == "stochastic" else None
         out[:] = 0
-        for blocks in self._blocks(x.size):
-            rows = _rows(x[blocks.elements], blocks.stored)
-            scales = self._scales(rows)
-            last = blocks.first + len(rows)
-            out[2 * blocks.first : 2 * last] = scales.bits.view(np.uint8)
+        for part in blocks(x.size, self.block, self.bits, self._codes_offset(x.size)):
+            elements = rows(x[part.elements], part.stored)
+            scales = self._scales(elements)
+            out[2 * part.first : 2 * (part.first + part.n_blocks)] = scales.bits.view(np.uint8)
             with np.errstate(all="ignore"):
-                codes = np.rint(rows * scales.inv[:, None])
+                steps = elements * scales.inv[:, None]
+            if chance is None:
+                codes = np.rint(steps)
+            else:
+                codes = self._by_chance(steps, rows(chance[part.elements], part.stored))
             codes[scales.inv == 0] = 0
-            out[blocks.codes] = self._pack(codes.astype(np.int8).view(np.uint8)).reshape(-1)
+            out[part.codes] = pack(codes.astype(np.int8).view(np.uint8), self.bits).reshape(-1)
 
     def decode(
         self,
@@ -120,127 +96,74 @@ class IntBlock:
     ) -> None:
         """Codes times scales. Raises CodecError if wire has another size."""
         check_chunk(self, out, DType.FLOAT32, wire)
-        for blocks in self._blocks(out.size):
-            n_blocks = -(-(blocks.elements.stop - blocks.elements.start) // blocks.stored)
-            codes = self._unpack(wire[blocks.codes].reshape(n_blocks, -1), blocks.stored)
-            bits = wire[2 * blocks.first : 2 * (blocks.first + n_blocks)].view(np.uint16)
+        sign = np.uint8(1 << (self.bits - 1))
+        for part in blocks(out.size, self.block, self.bits, self._codes_offset(out.size)):
+            codes = unpack(wire[part.codes].reshape(part.n_blocks, -1), self.bits, part.stored)
+            codes = ((codes ^ sign) - sign).view(np.int8)
+            bits = wire[2 * part.first : 2 * (part.first + part.n_blocks)].view(np.uint16)
             with np.errstate(all="ignore"):
-                rows = codes.astype(np.float32) * Scales(bits, bits).values[:, None]
-            out[blocks.elements] = rows.reshape(-1)[: blocks.elements.stop - blocks.elements.start]
+                elements = codes.astype(np.float32) * Scales(bits, bits).values[:, None]
+            out[part.elements] = elements.reshape(-1)[: part.elements.stop - part.elements.start]
 
     def error_bound(
         self,
         x: np.ndarray,  # float32 (n,)
     ) -> np.ndarray:  # float64 (n,)
-        """Half a step of its block's scale and a little; |x| in zero blocks; inf in non-finite ones."""
+        """Half a step of its block's scale (stochastic: one) and a little; |x| in zero blocks; inf in bad ones."""
         # inv = (1/s)(1 + a) and fl(x inv) = x inv (1 + b) with |a| <= 2^-22 (1/s is subnormal for s > 2^126;
         # otherwise 2^-24) and |b| <= 2^-24, so x inv = x/s (1 + c), |c| < 2^-21. Rounding to an integer adds
         # at most 1/2, a code times s is exact, and no code clips: |x| <= qmax s, or at the cap |x|/s < qmax +
-        # 1/2 (cuda/int_block.cuh). Hence |decoded - x| <= s/2 + 2^-21 |x|.
+        # 1/2 (cuda/int_block.cuh). Hence |decoded - x| <= s/2 + 2^-21 |x|. By chance the code lies within 1 of
+        # the sum of a step and a random number, and that sum is rounded to a multiple of 2^-16: s (1 + 2^-17).
+        rounded = 0.5 if self.rounding == "nearest" else 1 + 2.0**-17
         bound = np.empty(x.size, np.float64)
-        for blocks in self._blocks(x.size):
-            rows = _rows(x[blocks.elements], blocks.stored)
-            scales = self._scales(rows)
+        for part in blocks(x.size, self.block, self.bits, self._codes_offset(x.size)):
+            elements = rows(x[part.elements], part.stored)
+            scales = self._scales(elements)
             step = scales.values[:, None].astype(np.float64)
             with np.errstate(invalid="ignore"):  # signalling NaNs
-                magnitude = np.abs(rows.astype(np.float64))
-            rounded = 0.5 * step + 2.0**-21 * magnitude
-            of_rows = np.where(np.isnan(step), np.inf, np.where(step == 0, magnitude, rounded))
-            bound[blocks.elements] = of_rows.reshape(-1)[: blocks.elements.stop - blocks.elements.start]
+                magnitude = np.abs(elements.astype(np.float64))
+            coded = rounded * step + 2.0**-21 * magnitude
+            of_rows = np.where(scales.inv[:, None] > 0, coded, np.where(step == 0, magnitude, np.inf))
+            bound[part.elements] = of_rows.reshape(-1)[: part.elements.stop - part.elements.start]
         return bound
 
     def _codes_offset(self, n_elems: int) -> int:
         """Where the codes of a chunk begin."""
         return padded(2 * -(-n_elems // self.block))
 
-    def _blocks(self, n_elems: int) -> Iterator[_Blocks]:
-        """The whole blocks, then the partial one, where there are any."""
-        n_whole, n_left = divmod(n_elems, self.block)
-        whole, start = n_whole * self.block, self._codes_offset(n_elems)
-        middle = start + whole * self.bits // 8
-        if n_whole:
-            yield _Blocks(0, slice(0, whole), slice(start, middle), self.block)
-        if n_left:
-            stored = -(-n_left // BLOCK_STEP) * BLOCK_STEP
-            end = middle + stored * self.bits // 8
-            yield _Blocks(n_whole, slice(whole, n_elems), slice(middle, end), stored)
-
     def _scales(
         self,
-        rows: np.ndarray,  # float32 (m, r)
+        elements: np.ndarray,  # float32 (m, r)
     ) -> Scales:
-        """The scale of each row: max|row| / qmax rounded up to bfloat16, under the cap."""
-        # Rounding the quotient cannot leave s under amax / qmax: docs/wire-format.md, int_block.
-        amax = (rows.view(np.uint32) & 0x7FFFFFFF).max(axis=1)
-        carries = (amax >= TINY) & (amax < INF)
-        a = np.where(carries, amax, np.uint32(0x3F800000)).view(np.float32)
-        qmax = np.float32(self.qmax)
-        with np.errstate(all="ignore"):
-            up = ((a / qmax).view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)
-            up = np.minimum(up, np.uint32(self._scale_cap() << 16))
-            inv = np.float32(1) / up.view(np.float32)
-        bits = np.where(carries, up >> 16, np.where(amax >= INF, np.uint32(NAN_SCALE), np.uint32(0)))
-        return Scales(bits.astype(np.uint16), np.where(carries, inv, np.float32(0)))
+        """The scale of each row."""
+        return block_scales(amax_bits(elements), self.qmax)
 
-    def _scale_cap(self) -> int:
-        """Bits of the largest bfloat16 whose product with qmax is finite in fp32."""
-        # 2^p <= qmax < 2^(p+1) and s = m 2^(120-p) with 128 <= m < 256: s qmax < 2^128 asks for m qmax <
-        # 2^(8+p).
-        p = self.bits - 2
-        m = (2 ** (8 + p) - 1) // self.qmax
-        return (254 - p) << 7 | (m - 128)
-
-    def _pack(
+    def _by_chance(
         self,
-        codes: np.ndarray,  # uint8 (m, r), two's complement, low `bits` bits used
-    ) -> np.ndarray:  # uint8 (m, r * bits / 8)
-        """Cut each code into fields and lay each field out as a plane."""
-        planes, shift = [], 0
-        for field in fields(self.bits):
-            k = 8 // field
-            parts = ((codes >> shift) & (2**field - 1)).reshape(len(codes), k, -1)
-            at_bits = field * np.arange(k, dtype=np.uint8)
-            planes.append(np.bitwise_or.reduce(parts << at_bits[:, None], axis=1))
-            shift += field
-        return np.concatenate(planes, axis=1)
-
-    def _unpack(
-        self,
-        planes: np.ndarray,  # uint8 (m, stored * bits / 8)
-        stored: int,
-    ) -> np.ndarray:  # int8 (m, stored)
-        """The signed codes out of their planes."""
-        codes, shift, at = np.zeros((len(planes), stored), np.uint8), 0, 0
-        for field in fields(self.bits):
-            k = 8 // field
-            plane = planes[:, None, at : at + stored // k]
-            parts = (plane >> (field * np.arange(k, dtype=np.uint8))[:, None]) & (2**field - 1)
-            codes |= parts.reshape(len(planes), stored) << shift
-            shift, at = shift + field, at + stored // k
-        sign = np.uint8(1 << (self.bits - 1))
-        return ((codes ^ sign) - sign).view(np.int8)
+        steps: np.ndarray,  # float32 (m, r), elements over their scale
+        chance: np.ndarray,  # uint16 (m, r)
+    ) -> np.ndarray:  # float32 (m, r)
+        """Down to an integer, or up with the probability of what is left over, in multiples of 2^-16."""
+        # 128 makes the sum positive and its last bit 2^-16; 128 + chance is exact.
+        sums = steps + (np.float32(128) + chance.astype(np.float32) * np.float32(2.0**-16))
+        return np.clip(np.floor(sums) - np.float32(128), -self.qmax, self.qmax)
 
 
 def parse(
     head: str,  # "int2" ... "int8"
     options: list[str],  # what followed it, cut at each colon
 ) -> IntBlock:
-    """IntBlock from its spelling. Raises CodecError for a block it cannot have, or more than a block."""
+    """IntBlock from its spelling. Raises CodecError for a block it cannot have, or another option."""
     bits = int(head.removeprefix("int"))
-    if not options:
-        return IntBlock(bits, default_block(bits))
-    if len(options) > 1 or re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", options[0]) is None:
+    block, rounding, rest = default_block(bits), "nearest", list(options)
+    if rest and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", rest[0]):
+        block = int(rest.pop(0))
+    if rest and rest[0] in ROUNDINGS[1:]:
+        rounding = rest.pop(0)
+    if rest:
         raise CodecError(
-            f"{head} takes one option, its block in elements, got {':'.join(options)!r}; "
-            f"write {head}:{default_block(bits)}"
+            f"{head} takes a block in elements, then a rounding, got {':'.join(options)!r}; "
+            f"write {head}:{default_block(bits)} or {head}:{default_block(bits)}:stochastic"
         )
-    return IntBlock(bits, int(options[0]))
-
-
-def _rows(
-    x: np.ndarray,  # float32 (n,)
-    stored: int,
-) -> np.ndarray:  # float32 (m, stored)
-    """x as rows, its missing elements 0."""
-    missing = -x.size % stored
-    return (np.pad(x, (0, missing)) if missing else x).reshape(-1, stored)
+    return IntBlock(bits, block, rounding)

@@ -14,6 +14,7 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
 from zcomm.wire.codec import check_chunk, check_count, padded
+from zcomm.wire.draw import Draw
 
 ELEMENTS = tuple(dtype.spelling for dtype in DType)
 
@@ -49,6 +50,7 @@ class Raw:
         self,
         x: np.ndarray,  # (n,) of self.dtype
         out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
+        draw: Draw | None = None,  # unused: nothing is left to chance
     ) -> None:
         """Copy x into out. Raises CodecError if out has another size."""
         check_chunk(self, x, self.dtype, out)

@@ -1,9 +1,19 @@
-// int_block for any width and any block: plain loops over the scalar rules of cuda/int_block.cuh, left to the compiler
-// to vectorise. A block is worked through in tiles that stay in the first-level cache, however long the block is.
+// Blocks that share a scale, of any codec, width and length: plain loops over the rules of cpu/rules.h, left to the
+// compiler to vectorise. A block is worked through in tiles that stay in the first-level cache, however long it is.
 //
-// Included once per build of cpu/loops.cpp, inside its namespace. What cpu/int_block_simd.h covers does not come here.
+// Included once per build of cpu/loops.cpp, inside its namespace. What cpu/blocks_simd.h covers does not come here.
 
 constexpr zc_i64 TILE = 1024;  // elements; a multiple of 8
+
+// A number as a type, and the choice of one at run time.
+template <int V>
+struct Constant {
+  static constexpr int value = V;
+};
+template <int FIRST, int SECOND, class F>
+ZC_FN void with_value(zc_i32 value, F f) {
+  return value == FIRST ? f(Constant<FIRST>()) : f(Constant<SECOND>());
+}
 
 // Where a chunk of n elements keeps a block's scale and codes.
 struct Layout {
@@ -13,12 +23,11 @@ struct Layout {
   ZC_FN Layout of(const zc_codec &codec, zc_i64 n) {
     return {n, codec.block, zc_codes_offset(n, codec.block), codec.bits};
   }
+  zc_i64 scale_at(zc_i64 b) const { return 2 * b; }
   zc_i64 codes_at(zc_i64 b) const { return codes_offset + b * (block / 8) * bits; }
   zc_i64 present(zc_i64 b) const { return n - b * block < block ? n - b * block : block; }  // elements in block b
   zc_i64 stored(zc_i64 b) const { return (present(b) + 7) & ~(zc_i64)7; }                   // with the missing ones
 };
-
-ZC_FN float scale_at(const zc_u8 *wire, zc_i64 b) { return zc_from_bf16(((const u16_at *)wire)[b]); }
 
 // Calls f(plane byte, element in the tile, count, shift in the byte) for each run of elements lo..hi of a block of r
 // that lies in neighbouring bytes of a plane of `field` bits.
@@ -66,8 +75,6 @@ static void unpack(const zc_u8 *__restrict planes, zc_i32 bits, zc_i64 r, zc_i64
     planes += r * field / 8;
     low += field;
   }
-  const zc_u8 sign = (zc_u8)(1u << (bits - 1));
-  for (zc_i64 i = 0; i < hi - lo; ++i) codes[i] = (zc_u8)((codes[i] ^ sign) - sign);
 }
 
 // Codes of elements lo..hi into the planes of a block of r. Tiles come in order: an element whose bits are the lowest
@@ -90,11 +97,12 @@ static void pack(const zc_u8 *__restrict codes, zc_i32 bits, zc_i64 r, zc_i64 lo
 }
 
 // Encodes one block of `present` elements, `stored` with the missing ones.
-template <class E>
-static void encode_block(const zc_u8 *source, zc_i64 present, zc_i64 stored, zc_i32 bits, u16_at *scale,
-                         zc_u8 *planes) {
+template <class E, class Rules>
+static void encode_block(const Rules &rules, const zc_u8 *source, zc_i64 present, zc_i64 stored, const Chance &chance,
+                         zc_u8 *scale, zc_u8 *planes) {
   float x[TILE];
   zc_u8 codes[TILE];
+  zc_u16 room[TILE + 2 * SPAN];
   zc_i32 amax = 0;
   for (zc_i64 lo = 0; lo < present; lo += TILE) {
     const zc_i64 count = present - lo < TILE ? present - lo : TILE;
@@ -104,34 +112,36 @@ static void encode_block(const zc_u8 *source, zc_i64 present, zc_i64 stored, zc_
       amax = magnitude > amax ? magnitude : amax;
     }
   }
-  const zc_scale s = zc_block_scale((zc_u32)amax, (float)zc_qmax(bits), zc_scale_cap(bits));
-  *scale = (zc_u16)s.bits;
+  const zc_scale s = rules.scale((zc_u32)amax);
+  rules.store(s, scale);
   if (s.inv == 0.0f) {
-    __builtin_memset(planes, 0, (size_t)zc_codes_nbytes(stored, bits));
+    __builtin_memset(planes, 0, (size_t)zc_codes_nbytes(stored, rules.bits()));
     return;
   }
   for (zc_i64 lo = 0; lo < stored; lo += TILE) {
     const zc_i64 count = present - lo < TILE ? present - lo : TILE, hi = stored - lo < TILE ? stored : lo + TILE;
     if (present > TILE) convert<E, Float32>(source + lo * E::size, count, (zc_u8 *)x);
-    for (zc_i64 i = 0; i < count; ++i) codes[i] = (zc_u8)zc_code(x[i], s.inv);
+    const zc_u16 *drawn = Rules::BY_CHANCE ? draw_elements(chance.from(lo), count, room) : room;
+    for (zc_i64 i = 0; i < count; ++i) codes[i] = (zc_u8)rules.code(x[i], s.inv, Rules::BY_CHANCE ? drawn[i] : 0);
     for (zc_i64 i = count; i < hi - lo; ++i) codes[i] = 0;
-    pack(codes, bits, stored, lo, hi, planes);
+    pack(codes, rules.bits(), stored, lo, hi, planes);
   }
 }
 
 // Sums of elements lo..hi of block b over k chunks, in the order of the chunks.
-static void sum_block(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, zc_i64 lo, zc_i64 hi,
-                      float_at *__restrict sums) {
+template <class Rules>
+static void sum_block(const Rules &rules, const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, zc_i64 lo,
+                      zc_i64 hi, float_at *__restrict sums) {
   zc_u8 codes[TILE];
   for (; lo < hi; lo += TILE, sums += TILE) {
     const zc_i64 count = hi - lo < TILE ? hi - lo : TILE;
     for (zc_i64 w = 0; w < k; ++w) {
       unpack(wires[w] + at.codes_at(b), at.bits, at.stored(b), lo, lo + count, codes);
-      const float scale = scale_at(wires[w], b);
+      const float scale = rules.scale_at(wires[w], b);
       if (w == 0)
-        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_mul((float)(zc_i8)codes[i], scale);
+        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_mul(rules.value(codes[i]), scale);
       else
-        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_add(sums[i], zc_mul((float)(zc_i8)codes[i], scale));
+        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_add(sums[i], zc_mul(rules.value(codes[i]), scale));
     }
   }
 }

@@ -1,5 +1,5 @@
 // int_block's usual widths, 8 and 4 bits in whole blocks that are a multiple of 64, by the widest instructions of the
-// build. Same bits as the loops of cpu/int_block.h. Included once per build of cpu/loops.cpp that has AVX2, inside its
+// build. Same bits as the loops of cpu/blocks.h. Included once per build of cpu/loops.cpp that has AVX2, inside its
 // namespace.
 
 namespace avx2 {
@@ -13,7 +13,10 @@ namespace avx512 {
 
 constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divisions are slow one after the other
 
-ZC_FN bool is_usual(const zc_codec &codec) { return (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0; }
+ZC_FN bool is_usual(const zc_codec &codec) {
+  return (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0 &&
+         (codec.rounding != ZC_STOCHASTIC || codec.block <= TILE);
+}
 
 #ifdef __AVX512BW__
 template <int BITS>
@@ -31,12 +34,12 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
 #endif
 }
 
-template <int BITS, class E>
-ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, zc_u8 *codes) {
+template <int BITS, bool BY_CHANCE, class E>
+ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, const zc_u16 *chance, zc_u8 *codes) {
 #ifdef __AVX512BW__
-  if (is_wide<BITS>(block)) return avx512::quantize_block<BITS, E>(x, block, inv, codes);
+  if (is_wide<BITS>(block)) return avx512::quantize_block<BITS, BY_CHANCE, E>(x, block, inv, chance, codes);
 #endif
-  avx2::quantize_block<BITS, E>(x, block, inv, codes);
+  avx2::quantize_block<BITS, BY_CHANCE, E>(x, block, inv, chance, codes);
 }
 
 // Sums of `count` whole blocks from block b on over k chunks, in the order of the chunks.
@@ -52,9 +55,11 @@ static void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_
   for (; b < end; ++b, sums += block) avx2::sum_block<BITS>(block, at.codes_at(b), wires, k, b, sums);
 }
 
-// Encodes count whole blocks.
-template <int BITS, class E>
-static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, u16_at *scales, zc_u8 *codes) {
+// Encodes count whole blocks; BY_CHANCE: of at most TILE elements.
+template <int BITS, bool BY_CHANCE, class E>
+static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chance &chance, u16_at *scales,
+                         zc_u8 *codes) {
+  zc_u16 room[BY_CHANCE ? TILE + 2 * SPAN : 1];
   const float qmax = (float)zc_qmax(BITS);
   const zc_u32 cap = zc_scale_cap(BITS);
   for (zc_i64 first = 0; first < count; first += GROUP) {
@@ -68,12 +73,16 @@ static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, u16_at *sca
       inv[g] = s.inv;
     }
     for (zc_i64 g = 0; g < group; ++g) {
+      const zc_u8 *ahead = x + (first + g + GROUP) * block * E::size;  // what is read next, while this is computed
+      for (zc_i64 i = 0; BY_CHANCE && i < block * E::size; i += 64) _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
       zc_u8 *out = codes + (first + g) * (block / 8 * BITS);
       scales[first + g] = (zc_u16)bits[g];
-      if (inv[g] == 0.0f)
+      if (inv[g] == 0.0f) {
         __builtin_memset(out, 0, (size_t)(block / 8 * BITS));
-      else
-        quantize_block<BITS, E>(x + (first + g) * block * E::size, block, inv[g], out);
+        continue;
+      }
+      const zc_u16 *drawn = BY_CHANCE ? draw_elements(chance.from((first + g) * block), block, room) : room;
+      quantize_block<BITS, BY_CHANCE, E>(x + (first + g) * block * E::size, block, inv[g], drawn, out);
     }
   }
 }
