@@ -119,12 +119,16 @@ class Worker:
                 self._thread.start()
             self._wake.notify()
 
-    def close(self) -> None:
-        """Finish what is queued and end the thread."""
+    def stop(self) -> None:
+        """Let the thread end when it has finished what is queued."""
         with self._wake:
             self._closed = True
             self._wake.notify()
-            thread = self._thread
+
+    def close(self) -> None:
+        """Finish what is queued and end the thread."""
+        self.stop()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 

@@ -462,6 +462,77 @@ def test_unchecked_calls_that_differ_time_out_and_abort_nobody(torch_world, diff
         assert "the same call" in told
 
 
+def check_retry_after_a_mismatch() -> None:
+    """Ranks that disagreed once and are then put right must not wait for each other."""
+    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), zcomm.Plan("int8", timeout_s=5.0))
+    wrong = torch.ones(300 if dist.get_rank() == 1 else 301)
+    with pytest.raises(MismatchError):
+        comm.all_reduce(wrong)
+    for n in (300, 301, 300):
+        x = torch.arange(n, dtype=torch.float32)
+        comm.all_reduce(x, codec="raw")
+        assert torch.equal(x, torch.arange(n) * 4.0)
+
+
+def test_a_mismatch_can_be_put_right(torch_world):
+    torch_world.run(check_retry_after_a_mismatch)
+
+
+def check_splits(check: str) -> str:
+    rank = dist.get_rank()
+    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), zcomm.Plan("int8", check=check, timeout_s=1.0))
+    sends, receives = [100] * 4, [100] * 4
+    if rank == 2:
+        sends = [100, 90, 100, 100]  # rank 1 expects 100
+    try:
+        comm.all_to_all_single(torch.empty(sum(receives)), torch.ones(sum(sends)), receives, sends)
+    except (MismatchError, TransportError) as error:
+        return str(error)
+    return "done"
+
+
+def test_splits_that_do_not_match_are_named_or_time_out(torch_world):
+    told = torch_world.run(check_splits, "first")
+    assert told.count(told[0]) == 4
+    assert "rank 2 sends 90 elements to rank 1, which expects 100" in told[0]
+
+    told = torch_world.run(check_splits, "never")
+    assert told[0] == told[3] == "done"  # nothing is wrong between them and the others
+    assert "number 1 on rank 1" in told[1]
+    assert "rank 2" in told[1]
+
+
+def check_destroyed_group() -> None:
+    import gc
+    import threading
+    import weakref
+
+    group = dist.new_group([0, 1, 2, 3])
+    comm = zcomm.Communicator(group)
+    x = torch.ones(5000)
+    comm.all_reduce(x, async_op=True).wait()
+    zcomm.all_reduce(x, group=group, codec="int8")
+    cached = weakref.ref(torch_calls.communicator(group))
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert cached() is None
+    with pytest.raises(GroupError, match="destroyed"):
+        comm.all_reduce(x)
+    name = comm._transport.group_name
+    del comm
+    gc.collect()
+    for _ in range(100):
+        if not any(name in thread.name for thread in threading.enumerate()):
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("the worker's thread outlived its communicator")
+
+
+def test_a_destroyed_group_takes_its_communicator_and_thread_with_it(torch_world):
+    torch_world.run(check_destroyed_group)
+
+
 # -- memory -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import itertools
 import json
 import zlib
 
@@ -94,3 +95,20 @@ def compare(
             + (f" (also odd: ranks {odd[1:]})" if odd[1:] else "")
             + "; make the same call with the same settings on every rank"
         )
+
+
+def compare_splits(
+    cards: list[Card],  # by rank, with "sends" and "receives": JSON lists by peer
+    where: str,  # what the error begins with
+) -> None:
+    """Raise MismatchError if a rank of an all-to-all sends another what that one does not expect."""
+    if not all(card["sends"].startswith("[") and card["receives"].startswith("[") for card in cards):
+        return  # too long to be sent; messages of another length than expected time out
+    sends = [json.loads(card["sends"]) for card in cards]
+    receives = [json.loads(card["receives"]) for card in cards]
+    for source, target in itertools.product(range(len(cards)), repeat=2):
+        if sends[source][target] != receives[target][source]:
+            raise MismatchError(
+                f"{where}: rank {source} sends {sends[source][target]} elements to rank {target}, which expects "
+                f"{receives[target][source]}; give splits that match"
+            )

@@ -6,7 +6,9 @@ another; an asynchronous one sends its first messages at once and goes on in the
 
 from __future__ import annotations
 
+import json
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 from zcomm.buffers import DType, Span, copy_memory
 from zcomm.collectives import flat, hierarchical
-from zcomm.collectives.agreement import agree_on_settings, compare, exchange
+from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange
 from zcomm.collectives.feedback import Residual
 from zcomm.collectives.run import Run
 from zcomm.collectives.schedule import Job, Schedule
@@ -91,6 +93,7 @@ class Conductor:
         self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._steps_taken = 0
         self._closed = False
+        weakref.finalize(self, self._worker.stop)
         with _Context(transport, "greeting", 0, None):
             self.topology = agree_on_settings(transport, plan, topology, self._take_tags(1, 0)[0])
 
@@ -134,8 +137,11 @@ class Conductor:
             fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)
             in_order = self._worker.idle
             with context:
-                if self._must_compare(fingerprint):
+                if plan.check == "always" or (plan.check == "first" and fingerprint not in self._agreed):
                     self._compare(request, shared)
+                    self._agreed[fingerprint] = None  # only now: ranks that disagreed must compare again
+                    if len(self._agreed) > _KEPT_AGREEMENTS:
+                        self._agreed.popitem(last=False)
                 tags = self._take_tags(len(schedule.routes), fingerprint)
                 run.begin(self.scratch, transport, tags, plan.timeout_s)
             if in_order and not async_op:
@@ -198,15 +204,6 @@ class Conductor:
         build = flat.one_shot_all_reduce if one_shot else _BUILDERS[pattern, two_hops]
         return _Settled(build(job), engine_for(self.transport.device, codec, intra), uncompressed)
 
-    def _must_compare(self, fingerprint: int) -> bool:
-        """Whether the plan asks for this call to be compared; the same on ranks that have made the same calls."""
-        if self.plan.check == "never" or (self.plan.check == "first" and fingerprint in self._agreed):
-            return False
-        self._agreed[fingerprint] = None
-        if len(self._agreed) > _KEPT_AGREEMENTS:
-            self._agreed.popitem(last=False)
-        return True
-
     def _compare(self, request: Request, counts: tuple[int, ...]) -> None:
         """Raise MismatchError, on every rank, unless all ranks are making this same call."""
         equal = len(set(counts)) == 1
@@ -218,8 +215,13 @@ class Conductor:
             "codec": str(request.codec),
             "op": str(request.operator),
         }
+        if request.counts_out:
+            card |= {"sends": json.dumps(request.counts), "receives": json.dumps(request.counts_out)}
         cards = exchange(self.transport, card, self._take_tags(1, 0)[0], self.plan.timeout_s)
-        compare(cards, tuple(card), f"call {self._calls} of {self.transport.group_name}")
+        where = f"call {self._calls} of {self.transport.group_name}"
+        compare(cards, ("call number", "collective", "count", "dtype", "codec", "op"), where)
+        if request.counts_out:
+            compare_splits(cards, where)
 
     def _take_tags(self, count: int, fingerprint: int) -> range:
         """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""

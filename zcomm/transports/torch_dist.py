@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import os
+import weakref
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,18 +38,27 @@ class TorchTransport:
         self,
         group: Any = None,  # a ProcessGroup, a one-dimensional DeviceMesh, or None for the default group
     ) -> None:
-        self.group = process_group(group)
-        self.rank = self.group.rank()
-        self.size = self.group.size()
-        self.group_name = f"group {self.group.group_name!r} of {self.size}"
+        group = process_group(group)
+        self._group = weakref.ref(group)  # torch keeps it until it is destroyed; a communicator must not do so longer
+        self.rank = group.rank()
+        self.size = group.size()
+        self.group_name = f"group {group.group_name!r} of {self.size}"
         self.wire_bytes_sent = 0
-        device_types = [device.type for device in self.group._device_types]
-        self._eager = "cpu" in device_types and dist.get_backend(self.group) != "nccl"
+        device_types = [device.type for device in group._device_types]
+        self._eager = "cpu" in device_types and dist.get_backend(group) != "nccl"
         self._device = (
             torch.device("cpu") if self._eager else torch.device(device_types[0], torch.cuda.current_device())
         )
         self.device = str(self._device)
         self._pacer = Pacer.from_environment()
+
+    @property
+    def group(self) -> Any:
+        """The process group. Raises GroupError once it is destroyed."""
+        group = self._group()
+        if group is None:
+            raise GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
+        return group
 
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialised bytes on the group's device."""
@@ -60,8 +70,9 @@ class TorchTransport:
 
     def new_tags(self) -> int:
         """First tag of the next communicator over this group."""
-        number = _communicators[self.group.group_name]
-        _communicators[self.group.group_name] += 1
+        name = self.group.group_name
+        number = _communicators[name]
+        _communicators[name] += 1
         return FIRST_TAG + (number % (FIRST_TAG // TAGS_PER_COMMUNICATOR)) * TAGS_PER_COMMUNICATOR
 
     def open(
@@ -106,7 +117,7 @@ class _EagerExchange:
         self._receives: list[tuple[int, Any]] = []
         for peer, payload in incoming:
             try:
-                self._receives.append((peer, receive([payload], peer, tag)))
+                self._receives.append((peer, receive([payload], peer, _tag_of(tag, payload))))
             except RuntimeError as error:
                 raise TransportError(f"nothing can come from rank {peer}: {_first_line(error)}") from error
 
@@ -116,7 +127,7 @@ class _EagerExchange:
         for peer, payload in self._outgoing:
             transport.pace(peer, payload.numel())
             try:
-                self._sends.append((peer, send([payload], peer, self._tag)))
+                self._sends.append((peer, send([payload], peer, _tag_of(self._tag, payload))))
             except RuntimeError as error:
                 raise TransportError(f"rank {peer} cannot be reached: {_first_line(error)}") from error
             transport.wire_bytes_sent += payload.numel()
@@ -192,6 +203,11 @@ class _BatchExchange:
 
     def close(self) -> None:
         self.wait()
+
+
+def _tag_of(tag: int, payload: torch.Tensor) -> int:
+    """A message's own tag: its length goes into the low bits, as gloo aborts a process that gets another length."""
+    return tag ^ (((payload.numel() >> 4) * 2654435761 >> 22) & 0x3FF)
 
 
 def process_group(group: Any) -> Any:
