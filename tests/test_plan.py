@@ -45,6 +45,8 @@ def test_it_prints_so_that_it_can_be_read_back_and_pickled():
         ({"min_elems": 1.5}, PlanError, "whole number"),
         ({"chunk_elems": 0}, PlanError, "at least 1"),
         ({"chunk_elems": True}, PlanError, "whole number"),
+        ({"seed": -1}, PlanError, "from 0 to 2"),
+        ({"seed": 2**32}, PlanError, "from 0 to 2"),
         ({"timeout_s": 0}, PlanError, "positive"),
         ({"timeout_s": float("inf")}, PlanError, "positive"),
         ({"scratch_bytes": -5}, PlanError, "at least 0"),

@@ -23,6 +23,7 @@ class Plan:
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     one_shot_elems: int = 4096  # all-reduces of at most so many elements are gathered and added by every rank
     chunk_elems: int = 1 << 20  # source elements per pipeline step; the results are the same for any value
+    seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
     check: str = "first"  # compare calls between ranks before they are done: "first" of each kind, "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
     scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
@@ -39,6 +40,8 @@ class Plan:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**32:
+            raise PlanError(f"seed must be a whole number from 0 to 2^32 - 1, got {self.seed!r}")
         if self.timeout_s is not None and not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
             raise PlanError(f"timeout_s must be a positive number of seconds or None, got {self.timeout_s!r}")
 

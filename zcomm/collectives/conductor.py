@@ -20,7 +20,7 @@ from zcomm.buffers import DType, Span, copy_memory
 from zcomm.collectives import flat, hierarchical
 from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange
 from zcomm.collectives.feedback import Residual
-from zcomm.collectives.run import Run
+from zcomm.collectives.run import RANK_SHIFT, Run
 from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.scratch import ScratchPool
 from zcomm.collectives.shards import balanced_shards, chunks, shards_of
@@ -89,6 +89,7 @@ class Conductor:
         self._schedules: OrderedDict[tuple[Any, ...], _Settled] = OrderedDict()
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
+        self.seed = plan.seed | transport.rank << RANK_SHIFT
         self._first_tag = transport.new_tags()
         self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._steps_taken = 0
@@ -123,7 +124,7 @@ class Conductor:
                 stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
             if feedback is not None:
                 engine = feedback.around(engine, source)
-            run = Run(schedule, engine, source, target, finish)
+            run = Run(schedule, engine, source, target, finish, self.seed, self._calls)
 
             def complete() -> None:
                 with context:

@@ -28,6 +28,7 @@ from zcomm.buffers import DType, Span
 from zcomm.engines.engine import Engine, Finish
 from zcomm.errors import BufferError, PlanError
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 from zcomm.wire.raw import Raw
 
 _INPUT = "input"  # the part of a residual that belongs to the caller's own values; the others are "sum 0", "sum 1", ...
@@ -145,27 +146,36 @@ class _Compensating:
         self._source = source._replace(owner=None)
         self._sums = 0
 
-    def encode(self, codec: Codec, source: int, n_elems: int, dtype: DType, wire: int) -> None:
+    def encode(
+        self, codec: Codec, source: int, n_elems: int, dtype: DType, wire: int, draw: Draw | None = None
+    ) -> None:
         """Encode elements of the caller's input, compensated."""
         if isinstance(codec, Raw):
-            self._engine.encode(codec, source, n_elems, dtype, wire)
+            self._engine.encode(codec, source, n_elems, dtype, wire, draw)
             return
         start = (source - self._source.address) // dtype.itemsize
         residual = self._residual.part(_INPUT, self._source.n_elems)[start : start + n_elems]
-        self._send(codec, _elements(source, n_elems, dtype), residual, wire)
+        self._send(codec, _elements(source, n_elems, dtype), residual, wire, draw)
 
     def reduce_encode(
-        self, codec: Codec, wires: Sequence[int], n_elems: int, finish: Finish, codec_out: Codec, wire_out: int
+        self,
+        codec: Codec,
+        wires: Sequence[int],
+        n_elems: int,
+        finish: Finish,
+        codec_out: Codec,
+        wire_out: int,
+        draw: Draw | None = None,
     ) -> None:
         """Add contributions and encode the sum, compensated."""
         number = self._sums
         self._sums += 1
         if isinstance(codec_out, Raw):
-            self._engine.reduce_encode(codec, wires, n_elems, finish, codec_out, wire_out)
+            self._engine.reduce_encode(codec, wires, n_elems, finish, codec_out, wire_out, draw)
             return
         total = np.empty(n_elems, np.float32)
         self._engine.reduce(codec, wires, n_elems, finish, _address(total), DType.FLOAT32)
-        self._send(codec_out, total, self._residual.part(f"sum {number}", n_elems), wire_out)
+        self._send(codec_out, total, self._residual.part(f"sum {number}", n_elems), wire_out, draw)
 
     def _send(
         self,
@@ -173,11 +183,12 @@ class _Compensating:
         x: np.ndarray,  # (n,), what is to be sent
         residual: np.ndarray,  # float32 (n,), added and updated
         wire: int,  # address, written
+        draw: Draw | None,
     ) -> None:
         with np.errstate(all="ignore"):  # NaN and Inf travel as they are
             h = x.astype(np.float32)
             h += residual
-            self._engine.encode(codec, _address(h), h.size, DType.FLOAT32, wire)
+            self._engine.encode(codec, _address(h), h.size, DType.FLOAT32, wire, draw)
             arrived = np.empty_like(h)
             self._engine.decode(codec, wire, h.size, _address(arrived), DType.FLOAT32)
             h -= arrived

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zcomm.collectives.schedule import Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
+from zcomm.collectives.schedule import Hop, Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
 from zcomm.collectives.shards import Extent
 from zcomm.wire.codec import Codec
 
@@ -137,7 +137,7 @@ def one_shot_all_reduce(job: Job) -> Schedule:
         n_elems_out=n_elems * len(peers),
     )
     own = Piece(0, n_elems, wires[job.rank])
-    return layout.schedule([_OneShot(job.codec, own, route, Sum(tuple(wires), n_elems, start=0, wire=-1))])
+    return layout.schedule([_OneShot(job.codec, own, route, Sum(tuple(wires), n_elems, 0, -1, 0, Hop.TOTAL))])
 
 
 def all_to_all(job: Job) -> Schedule:
@@ -186,5 +186,5 @@ def _scatter(layout: Layout, job: Job, cut: list[Extent]) -> _ReduceScatter:
         [Message(peer, came[peer], nbytes(n_elems)) for peer in peers],
         n_elems_out=sum(cut[peer].n_elems for peer in peers),
     )
-    total = Sum(tuple(came), n_elems, start=cut[me].start - job.shards[me].start, wire=-1)
+    total = Sum(tuple(came), n_elems, cut[me].start - job.shards[me].start, -1, cut[me].start, Hop.TOTAL)
     return _ReduceScatter(job.codec, list(sent.values()), route, own, total)

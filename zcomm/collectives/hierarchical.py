@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from zcomm.buffers import DType
-from zcomm.collectives.schedule import Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
+from zcomm.collectives.schedule import Hop, Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
 from zcomm.wire.codec import Codec
 
 
@@ -177,6 +177,8 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
             wire=layout.reuse(f"own partial sum {number % 2}", second[me])
             if shard == me
             else layout.take(second[shard]),
+            first=cut[shard].start,
+            hop=Hop.PARTIAL,
         )
         for shard in mine
     ]
@@ -188,7 +190,7 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
         [Message(peer, arrived[other], second[me]) for other, peer in porters.items()],
         n_elems_out=sum(cut[shard].n_elems for shard in mine if shard != me),
     )
-    total = Sum(tuple(arrived), cut[me].n_elems, start=cut[me].start - job.shards[me].start, wire=-1)
+    total = Sum(tuple(arrived), cut[me].n_elems, cut[me].start - job.shards[me].start, -1, cut[me].start, Hop.TOTAL)
     # fp16 cannot hold every node's partial sum of a mean it can hold: divide before the second hop, not after.
     finish_early = getattr(job.codec, "dtype", None) is DType.FLOAT16
     return _ReduceScatter(

@@ -12,10 +12,13 @@ from time import perf_counter
 
 from zcomm.buffers import Span
 from zcomm.collectives.conductor import FINGERPRINT_BITS, POINT_TO_POINT_STEPS, Conductor
+from zcomm.collectives.run import HOP_SHIFT
+from zcomm.collectives.schedule import Hop
 from zcomm.collectives.stats import CollectiveStats
 from zcomm.engines.select import engine_for
 from zcomm.transports.transport import Exchange, Parcel
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 
 
 class PointToPoint:
@@ -32,7 +35,8 @@ class PointToPoint:
         engine = engine_for(self._conductor.transport.device, message.codec)
         started = perf_counter()
         if source.n_elems:
-            engine.encode(message.codec, source.address, source.n_elems, source.dtype, message.address)
+            draw = Draw(self._conductor.seed | Hop.MESSAGE << HOP_SHIFT, self._sent.total(), 0)
+            engine.encode(message.codec, source.address, source.n_elems, source.dtype, message.address, draw)
         message.stats.codec_s += perf_counter() - started
         message.exchange.start()
         return message

@@ -12,11 +12,15 @@ from time import perf_counter
 from typing import NamedTuple
 
 from zcomm.buffers import Span
-from zcomm.collectives.schedule import Piece, Route, Schedule, Sum
+from zcomm.collectives.schedule import Hop, Piece, Route, Schedule, Sum
 from zcomm.collectives.scratch import ScratchPool
 from zcomm.engines.engine import NO_FINISH, Engine, Finish
 from zcomm.transports.transport import Exchange, Parcel, Transport
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
+
+SEED_BITS, HOP_BITS = 32, 2  # of a draw's 64: the plan's seed, then the hop, then the rank
+HOP_SHIFT, RANK_SHIFT = SEED_BITS, SEED_BITS + HOP_BITS
 
 
 class Bound(NamedTuple):
@@ -30,10 +34,12 @@ class Run:
     """One call of a collective. `begin` posts its first messages, `complete` does the rest."""
 
     __slots__ = (
+        "_call",
         "_chunks",
         "_exchanges",
         "_finish",
         "_scratch",
+        "_seed",
         "_slab",
         "_source",
         "_target",
@@ -51,12 +57,16 @@ class Run:
         source: Span,
         target: Span,
         finish: Finish,
+        seed: int,  # of this rank's random bits
+        call: int,  # its number
     ) -> None:
         self.schedule = schedule
         self.engine = engine
         self._source = source
         self._target = target
         self._finish = finish
+        self._seed = seed
+        self._call = call
         self.codec_s = 0.0
         self.wait_s = 0.0
 
@@ -113,7 +123,7 @@ class Run:
         itemsize = dtype.itemsize
         for start, n_elems, wire in pieces:
             if n_elems:
-                encode(codec, address + start * itemsize, n_elems, dtype, base + wire)
+                encode(codec, address + start * itemsize, n_elems, dtype, base + wire, self._draw(Hop.SENT, start))
         self.codec_s += perf_counter() - started
 
     def decode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
@@ -132,7 +142,7 @@ class Run:
         base, target = self._slab.address, self._target
         itemsize = target.dtype.itemsize
         how = self._finish if finish else NO_FINISH
-        for wires, n_elems, start, _ in sums:
+        for wires, n_elems, start, _, _, _ in sums:
             if n_elems:
                 at = target.address + start * itemsize
                 self.engine.reduce(codec, [base + wire for wire in wires], n_elems, how, at, target.dtype)
@@ -143,12 +153,14 @@ class Run:
         started = perf_counter()
         base = self._slab.address
         how = self._finish if finish else NO_FINISH
-        for wires, n_elems, _, wire_out in sums:
+        for wires, n_elems, _, wire_out, first, hop in sums:
             if n_elems:
-                self.engine.reduce_encode(
-                    codec, [base + wire for wire in wires], n_elems, how, codec_out, base + wire_out
-                )
+                contributions, out = [base + wire for wire in wires], base + wire_out
+                self.engine.reduce_encode(codec, contributions, n_elems, how, codec_out, out, self._draw(hop, first))
         self.codec_s += perf_counter() - started
+
+    def _draw(self, hop: Hop, first: int) -> Draw:
+        return Draw(self._seed | hop << HOP_SHIFT, self._call, first)
 
     def send(self, route: Route) -> None:
         """Start an exchange."""

@@ -12,6 +12,7 @@ for one step, in one of two places. Together that is at most twice the wire byte
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 from zcomm.collectives.shards import Extent
@@ -31,6 +32,15 @@ class Job(NamedTuple):
     itemsize: int  # bytes per element of the caller's array, to count what compression saves
 
 
+class Hop(IntEnum):
+    """How far an element has come when it is rounded. Each hop of each rank draws random bits of its own."""
+
+    SENT = 0  # a rank's contribution
+    PARTIAL = 1  # a node's sum
+    TOTAL = 2  # the sum; rounded by its owner alone, so that all ranks receive the same bits
+    MESSAGE = 3  # from one rank to another, outside a collective
+
+
 class Piece(NamedTuple):
     """Elements of the caller's array, and the wire bytes that carry them."""
 
@@ -46,6 +56,8 @@ class Sum(NamedTuple):
     n_elems: int
     start: int  # first element of the caller's array, where the sum is stored
     wire: int  # offset in scratch, where the sum is encoded again
+    first: int  # index of its first element in the whole array
+    hop: Hop
 
 
 class Message(NamedTuple):
