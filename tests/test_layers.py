@@ -61,7 +61,7 @@ MAY_IMPORT = {
         "plugs/torch_work.py",
         "tools/demo_",
     },
-    "cupy": set(),
+    "cupy": {"engines/cuda.py", "engines/cuda_compile.py", "engines/cuda_device.py"},
     "mpi4py": {"transports/mpi.py", "plugs/mpi.py", "plugs/mpi_buffers.py"},
     "pyroute2": {"tools/cluster_network.py"},
     "rich": {"tools/"},
