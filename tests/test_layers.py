@@ -56,8 +56,12 @@ FRONT = {"__init__", "__main__"}  # may name everything
 MAY_IMPORT = {
     "torch": {
         "transports/torch_dist.py",
+        "plugs/ddp.py",
+        "plugs/fsdp1.py",
         "plugs/fsdp2.py",
+        "plugs/hook_state.py",
         "plugs/torch_calls.py",
+        "plugs/torch_ops.py",
         "plugs/torch_work.py",
         "tools/demo_",
     },

@@ -21,7 +21,8 @@ from zcomm.wire.registry import codec
 from zcomm.work import Work
 
 if TYPE_CHECKING:
-    from zcomm.plugs import fsdp2, mpi
+    from zcomm.plugs import ddp, fsdp1, fsdp2, mpi
+    from zcomm.plugs import torch_ops as ops
     from zcomm.plugs.torch_calls import (
         all_gather,
         all_gather_into_tensor,
@@ -61,12 +62,15 @@ __all__ = [
     "all_to_all_single",
     "broadcast",
     "codec",
+    "ddp",
     "errors",
+    "fsdp1",
     "fsdp2",
     "irecv",
     "isend",
     "local",
     "mpi",
+    "ops",
     "premul_sum",
     "recv",
     "reduce",
@@ -94,7 +98,13 @@ _TORCH_CALLS = (
     "reduce_scatter_tensor",
     "send",
 )
-_MODULES = {"fsdp2": "zcomm.plugs.fsdp2", "mpi": "zcomm.plugs.mpi"}
+_MODULES = {
+    "ddp": "zcomm.plugs.ddp",
+    "fsdp1": "zcomm.plugs.fsdp1",
+    "fsdp2": "zcomm.plugs.fsdp2",
+    "mpi": "zcomm.plugs.mpi",
+    "ops": "zcomm.plugs.torch_ops",
+}
 _LAZY = {**_MODULES, **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
 
 

@@ -10,6 +10,7 @@
     ├── EngineError      no engine for this codec or device                              (RuntimeError)
     ├── TransportError   bytes that did not arrive                                       (RuntimeError)
     │   └── PeerTimeout  ... within the timeout; names collective, number, group, rank   (TimeoutError)
+    ├── UnsupportedError what torch offers no place for, or zcomm does not do            (NotImplementedError)
     ├── MismatchError    ranks that called with different settings                       (RuntimeError)
     ├── MissingExtra     a package that an extra would have installed                    (ImportError)
     └── ClusterError     an emulated cluster that cannot be made as asked                (RuntimeError)
@@ -62,6 +63,10 @@ class PeerTimeout(TransportError, TimeoutError):
 
 class MismatchError(ZcommError, RuntimeError):
     """Ranks called the same collective with different settings."""
+
+
+class UnsupportedError(ZcommError, NotImplementedError):
+    """A form of training that a plug cannot serve."""
 
 
 class MissingExtra(ZcommError, ImportError):

@@ -1,0 +1,550 @@
+"""zcomm.ddp: plain DDP's mean within the codec's bound, on all ranks the same bits, in every way people use DDP."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import pickle
+import threading
+import time
+import weakref
+import zlib
+
+import numpy as np
+import oracle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import zcomm
+from zcomm.errors import BufferError, GroupError, TopologyError, UnsupportedError
+from zcomm.topology import Topology
+
+WIDTH, ODD = 64, 67
+SMALL_BUCKETS = {"bucket_cap_mb": 0.05}  # four buckets at first, others after the first backward
+TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
+_groups: dict[int, object] = {}
+
+
+def group_of(size: int):
+    """The group of the first `size` ranks, made once."""
+    if size not in _groups:
+        _groups[size] = dist.new_group(list(range(size)))
+    return _groups[size]
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(ODD, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
+        self.head = nn.Linear(WIDTH, ODD, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = x + F.gelu(layer(x))
+        return self.head(x)
+
+
+def build(dtype: torch.dtype = torch.float32, **options) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(Model().to(dtype), **options)
+
+
+def loss_of(model: nn.Module, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    tokens = torch.randint(0, ODD, (4, 9), generator=generator)
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def gradients(model: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
+
+
+def assert_same_bits_on_all_ranks(tensors, group=None) -> None:
+    """By a checksum that the ranks compare."""
+    checksum = torch.tensor([zlib.crc32(b"".join(t.detach().contiguous().view(torch.uint8).numpy() for t in tensors))])
+    everyones = [torch.empty_like(checksum) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, checksum, group=group)
+    assert len(set(map(int, everyones))) == 1
+
+
+def train(
+    model: DistributedDataParallel, steps: int, first: int = 0, optimizer: torch.optim.Optimizer | None = None
+) -> list[float]:
+    """Losses of this rank. After each step all ranks must hold the same parameters, to the bit."""
+    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 3e-3)
+    losses = []
+    for step in range(first, first + steps):
+        loss = loss_of(model, step)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_same_bits_on_all_ranks(model.parameters(), model.process_group)
+        losses.append(loss.item())
+    return losses
+
+
+# -- gradients --------------------------------------------------------------------------------------------------------
+
+USES = {
+    "one bucket": {},
+    "small buckets": SMALL_BUCKETS,
+    "bucket views": SMALL_BUCKETS | {"gradient_as_bucket_view": True},
+    "static graph": SMALL_BUCKETS | {"static_graph": True},
+    "unused parameters": SMALL_BUCKETS | {"find_unused_parameters": True},
+    "bf16": SMALL_BUCKETS | {"dtype": torch.bfloat16},
+    "fp16": {"dtype": torch.float16},
+}
+
+
+def check_gradients(use: str, codec: str, feedback: bool) -> None:
+    """Five backwards, the second and third without synchronising, so that their gradients add up in the fourth."""
+    plain, compressed = build(**USES[use]), build(**USES[use])
+    state = zcomm.ddp.State(codec, feedback=feedback)
+    compressed.register_comm_hook(state, zcomm.ddp.hook)
+    # First hop: 4 contributions, each off by half a step of at most largest/127. Second: 2 node sums of at most twice
+    # that. Third: their mean. Together (4 + 2 x 2) / 4 + 1 half steps, for a contribution of this use's dtype.
+    half_step = 1 / 127 / 2 * (1 + 1 / 128) if codec == "int8" else 0.0
+    rounding = {"bf16": 3e-2, "fp16": 4e-3}.get(use, 1e-5)
+    for step, synchronised in enumerate((True, False, False, True, True)):
+        largest = torch.zeros(())
+        for model in (plain, compressed):
+            with contextlib.nullcontext() if synchronised else model.no_sync():
+                loss_of(model, step).backward()
+            if not synchronised:
+                largest = gradients(model).abs().max()
+        if not synchronised:
+            continue
+        wanted, got = gradients(plain), gradients(compressed)
+        assert_same_bits_on_all_ranks([parameter.grad for parameter in compressed.parameters()])
+        if step == 0:  # later ones are of the sums of several micro-batches
+            largest = local_largest(step, USES[use].get("dtype", torch.float32))
+            bound = 3 * half_step * largest
+            assert ((got - wanted).abs() <= bound + rounding * wanted.abs().max()).all()
+        error = (got - wanted).norm() / wanted.norm()
+        assert error <= rounding + (0.02 if codec == "int8" else 0)
+        assert codec == "raw" or error > 0
+        for model in (plain, compressed):
+            model.zero_grad()
+    stats = state.stats()["all_reduce"]
+    assert stats.calls >= 3
+    assert codec == "raw" or stats.compression_ratio > (1.9 if "16" in use else 3.8)
+
+
+def local_largest(step: int, dtype: torch.dtype) -> float:
+    """The largest gradient before any reduction, over all ranks."""
+    torch.manual_seed(0)
+    model = Model().to(dtype)
+    loss_of(model, step).backward()
+    largest = gradients(model).abs().max()
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest.item()
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_gradients_are_those_of_plain_ddp_within_the_bound(torch_world, use, codec):
+    torch_world.run(check_gradients, use, codec, False)
+
+
+class Vector(nn.Module):
+    """Its gradient is what it is called with."""
+
+    def __init__(self, n_elems: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(n_elems, dtype=dtype))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.vector * gradient).sum()
+
+
+def check_to_the_bit(size: int, codec: str, hierarchical: bool) -> None:
+    group, rank = group_of(size), dist.get_rank()
+    if rank >= size:
+        return
+    n_elems = 10_001
+    wholes = [oracle.values(each, n_elems, np.dtype(np.float32)) for each in range(size)]
+    model = DistributedDataParallel(Vector(n_elems), process_group=group)
+    plan = zcomm.Plan(hierarchical=hierarchical)
+    model.register_comm_hook(zcomm.ddp.State(codec, group, plan), zcomm.ddp.hook)
+    for _ in range(4):
+        model.zero_grad()
+        model(torch.from_numpy(wholes[rank])).backward()
+        chosen = zcomm.codec(codec)
+        topology = {3: Topology(node_of_rank=(0, 0, 1)), 4: TWO_BY_TWO}.get(size) if hierarchical else None
+        wanted = oracle.all_reduce(chosen, chosen, wholes, topology, "AVG") if size > 1 else wholes[0]
+        assert model.module.vector.grad.numpy().tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("hierarchical", [True, False], ids=["two hops", "flat"])
+def test_the_mean_is_the_definition_to_the_bit_in_any_world(torch_world, size, hierarchical):
+    torch_world.run(check_to_the_bit, size, "int4", hierarchical)
+
+
+def check_unused_outputs() -> tuple[list[str], list[str]]:
+    """static_graph, and a loss that leaves some of the model out: whatever plain DDP does, it does with the hook."""
+
+    def outcomes(compressed: bool) -> list[str]:
+        torch.manual_seed(0)
+        model = DistributedDataParallel(
+            nn.ModuleDict({"used": nn.Linear(8, 8), "unused": nn.Linear(8, 8)}), static_graph=True
+        )
+        model.module.forward = lambda x: (model.module["used"](x), model.module["unused"](x))
+        if compressed:
+            model.register_comm_hook(zcomm.ddp.State("raw"), zcomm.ddp.hook)
+        seen = []
+        for _ in range(4):
+            try:
+                model(torch.ones(2, 8))[0].sum().backward()
+                seen.append("good")
+            except RuntimeError as error:
+                seen.append(str(error).splitlines()[0][:60])
+        return seen
+
+    return outcomes(False), outcomes(True)
+
+
+def test_a_static_graph_with_unused_outputs_behaves_as_without_the_hook(torch_world):
+    for plain, compressed in torch_world.run(check_unused_outputs):
+        assert compressed == plain
+
+
+def check_join() -> None:
+    """Rank r has r + 2 batches: those who are done join with zeros, and the mean is over all ranks."""
+    models = {"plain": build(**SMALL_BUCKETS), "raw": build(**SMALL_BUCKETS), "int8": build(**SMALL_BUCKETS)}
+    for name, model in models.items():
+        if name != "plain":
+            zcomm.ddp.compress(model, name, feedback=name == "int8")
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with model.join():
+            for step in range(dist.get_rank() + 2):
+                loss_of(model, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_bits_on_all_ranks(model.parameters())
+    for name, tolerance in (("raw", 1e-6), ("int8", 2e-3)):
+        for wanted, got in zip(models["plain"].parameters(), models[name].parameters(), strict=True):
+            assert torch.allclose(wanted, got, rtol=0, atol=tolerance)
+
+
+def test_uneven_inputs_join(torch_world):
+    torch_world.run(check_join)
+
+
+def check_two_models_in_one_backward() -> None:
+    """Their hooks interleave; each has its own state, and so its own messages."""
+    plain, compressed = ([build(**SMALL_BUCKETS) for _ in range(2)] for _ in range(2))
+    for model in compressed:
+        zcomm.ddp.compress(model, "raw", feedback=True)
+    for step in range(3):
+        for pair in (plain, compressed):
+            sum(loss_of(model, step) * (1 + number) for number, model in enumerate(pair)).backward()
+    for wanted, got in zip(plain, compressed, strict=True):
+        assert torch.allclose(gradients(wanted), gradients(got), rtol=1e-4, atol=1e-6)
+
+
+def test_two_models_in_one_backward(torch_world):
+    torch_world.run(check_two_models_in_one_backward)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def check_training() -> dict[str, list[float]]:
+    losses = {"plain": train(build(**SMALL_BUCKETS), 6)}
+    for codec in ("raw", "int8", "int4"):
+        for feedback in (False, True):
+            model = build(**SMALL_BUCKETS)
+            model.register_comm_hook(zcomm.ddp.State(codec, feedback=feedback), zcomm.ddp.hook)
+            losses[f"{codec} {feedback}"] = train(model, 6)
+    return losses
+
+
+def test_six_steps_follow_the_uncompressed_run(torch_world):
+    for losses in torch_world.run(check_training):
+        plain = losses.pop("plain")
+        for name, found in losses.items():
+            codec, feedback = name.split()
+            assert np.allclose(found, plain, rtol={"raw": 1e-5, "int8": 0.005, "int4": 0.05}[codec]), name
+            assert codec == "raw" or found != plain
+            assert codec == "raw" or feedback == "False" or found != losses[f"{codec} False"]
+        assert losses["raw True"] == losses["raw False"]
+
+
+def check_compiled(backend: str) -> None:
+    eager, compiled = build(), build()
+    for model in (eager, compiled):
+        model.state = zcomm.ddp.compress(model, "int8")
+    assert np.allclose(train(torch.compile(compiled, backend=backend), 3), train(eager, 3), rtol=0.01)
+    assert compiled.state.stats()["all_reduce"].raw_bytes == eager.state.stats()["all_reduce"].raw_bytes > 0
+
+
+def test_a_compiled_model_is_not_bypassed(torch_world):
+    torch_world.run(check_compiled, "aot_eager")
+
+
+def check_late_starts() -> None:
+    """Ranks reach their backwards at different times; nothing deadlocks and nothing is mixed up."""
+    model = build(**SMALL_BUCKETS)
+    zcomm.ddp.compress(model, "int8", feedback=True)
+    generator = np.random.default_rng(dist.get_rank())
+    for step in range(8):
+        time.sleep(generator.uniform(0, 0.03))
+        loss_of(model, step).backward()
+        assert_same_bits_on_all_ranks([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+
+
+def test_ranks_out_of_step_stay_in_order(torch_world):
+    torch_world.run(check_late_starts)
+
+
+# -- feedback ---------------------------------------------------------------------------------------------------------
+
+
+def check_convergence() -> dict[str, float]:
+    """Least squares whose columns differ a hundredfold, so that coarse blocks lose the small ones' gradients."""
+    rank, n = dist.get_rank(), 512
+    scale = torch.logspace(0, -2, 8).repeat(n // 8)
+    target = torch.from_numpy(oracle.values(7, n, np.dtype(np.float32)))
+    own = torch.from_numpy(oracle.values(rank, n, np.dtype(np.float32)))
+    everyones = torch.stack([torch.from_numpy(oracle.values(each, n, np.dtype(np.float32))) for each in range(4)])
+    distances = {}
+    for name, feedback in {
+        "without": False,
+        "plain": True,
+        "LoCo": zcomm.Feedback(beta=0.8, reset_every=1024),
+    }.items():
+        model = DistributedDataParallel(Vector(n))
+        model.register_comm_hook(zcomm.ddp.State("int4", feedback=feedback), zcomm.ddp.hook)
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        for _ in range(120):
+            with torch.no_grad():
+                gradient = scale * (model.module.vector - target + own - everyones.mean(0))
+            model(gradient).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        distances[name] = ((model.module.vector.detach() - target) * scale.sqrt()).norm().item()
+    return distances
+
+
+def test_int4_with_feedback_converges_further_than_without(torch_world):
+    by_rank = torch_world.run(check_convergence)
+
+    assert by_rank.count(by_rank[0]) == 4
+    distances = by_rank[0]
+    assert distances["plain"] < distances["without"] / 3
+    assert distances["LoCo"] < distances["without"]
+
+
+def check_memory_and_rebuilding() -> None:
+    model = build(**SMALL_BUCKETS)
+    state = zcomm.ddp.compress(model, "int4", feedback=True)
+    sizes, layouts = [], []
+    for step in range(12):
+        loss_of(model, step).backward()
+        sizes.append(state.feedback.nbytes)
+        layouts.append(state.feedback.keys())
+    assert layouts[0] != layouts[1]  # DDP has rebuilt its buckets
+    assert layouts[1:] == layouts[1:2] * 11
+    assert sizes[1:] == sizes[1:2] * 11
+    n_elems = sum(parameter.numel() for parameter in model.parameters())
+    assert 4 * n_elems <= sizes[-1] <= 4 * n_elems * 2  # own values; sums of half of them, then of a quarter
+    assert len(state._under_way) == 0
+
+
+def test_residuals_follow_the_rebuilt_buckets_and_stay_as_large(torch_world):
+    torch_world.run(check_memory_and_rebuilding)
+
+
+def check_resume(rebuilding: bool) -> None:
+    """Five steps, saved; new objects, one backward if DDP rebuilds its buckets, loaded; five more."""
+
+    def start():
+        model = build(**SMALL_BUCKETS, find_unused_parameters=not rebuilding)
+        state = zcomm.ddp.compress(model, "int4", feedback=zcomm.Feedback(0.8, reset_every=7))
+        return model, state, torch.optim.AdamW(model.parameters(), 3e-3)
+
+    model, state, optimizer = start()
+    train(model, 5, 0, optimizer)
+    file = io.BytesIO()
+    saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "zcomm": state.state_dict()}
+    torch.save(saved, file)
+    wanted = train(model, 5, 5, optimizer)
+    resumed, new_state, new_optimizer = start()
+    if rebuilding:
+        loss_of(resumed, 0).backward()
+        resumed.zero_grad()
+    file.seek(0)
+    loaded = torch.load(file)  # tensors, numbers and strings only
+    resumed.module.load_state_dict(loaded["model"])
+    new_optimizer.load_state_dict(loaded["optimizer"])
+    new_state.load_state_dict(loaded["zcomm"])
+    assert train(resumed, 5, 5, new_optimizer) == wanted
+    for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("rebuilding", [True, False])
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(torch_world, rebuilding):
+    torch_world.run(check_resume, rebuilding)
+
+
+def check_loaded_before_the_first_backward() -> None:
+    model = build(**SMALL_BUCKETS)
+    state = zcomm.ddp.compress(model, "int4", feedback=True)
+    train(model, 3)
+    saved = state.state_dict()
+    resumed = build(**SMALL_BUCKETS)
+    new_state = zcomm.ddp.compress(resumed, "int4", feedback=True)
+    new_state.load_state_dict(saved)
+    train(resumed, 1)
+    for key, residual in saved.items():  # the first layout's buckets are others
+        waiting = new_state.feedback.of(key).parts
+        assert all(np.array_equal(waiting[name], part) for name, part in residual["parts"].items())
+    train(resumed, 1)
+    assert sorted(new_state.feedback.keys()) == sorted(saved)
+    assert all(new_state.feedback.of(key).calls == residual["calls"] + 1 for key, residual in saved.items())
+
+
+def test_residuals_loaded_early_wait_for_their_buckets(torch_world):
+    torch_world.run(check_loaded_before_the_first_backward)
+
+
+def check_overflowing_step() -> None:
+    """A loss scaler's overflow: all ranks see it, and the residuals survive it."""
+    model = DistributedDataParallel(Vector(1000))
+    state = zcomm.ddp.compress(model, "int4", feedback=True)
+    gradient = torch.from_numpy(oracle.values(dist.get_rank(), 1000, np.dtype(np.float32)))
+    broken = gradient.clone()
+    if dist.get_rank() == 1:
+        broken[300] = float("inf")
+    for values, finite in ((gradient, True), (broken, False), (gradient, True), (gradient, True)):
+        model.zero_grad()
+        model(values).backward()
+        assert model.module.vector.grad.isfinite().all() == finite
+    saved = state.state_dict()
+    assert all(part.isfinite().all() for each in saved.values() for part in each["parts"].values())
+
+
+def test_an_overflow_does_not_stay_in_the_residual(torch_world):
+    torch_world.run(check_overflowing_step)
+
+
+# -- errors and lifetime ----------------------------------------------------------------------------------------------
+
+
+class Breaking(zcomm.Feedback):
+    """Makes the decoding of every call fail, in the communicator's thread."""
+
+    def of(self, key):
+        residual = super().of(key)
+
+        class Broken:
+            def around(self, engine, source):
+                compensating = residual.around(engine, source)
+                compensating.decode = self.fail
+                return compensating
+
+            def fail(self, *_):
+                raise ArithmeticError("broken on purpose")
+
+        return Broken()
+
+
+def check_errors() -> None:
+    model = build(**SMALL_BUCKETS)
+    zcomm.ddp.compress(model, "int8", feedback=Breaking())
+    with pytest.raises(Exception, match="broken on purpose") as caught:
+        loss_of(model, 0).backward()
+    assert caught.type is ArithmeticError, caught.type
+
+    model = build()
+    state = zcomm.ddp.compress(model, "int8")
+    state.communicator.close()
+    with pytest.raises(GroupError, match="closed"):
+        loss_of(model, 0).backward()
+
+    model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
+    zcomm.ddp.compress(model, "int8")
+    with pytest.raises(BufferError, match="sparse=False"):
+        model(torch.tensor([1, 2])).sum().backward()
+
+    model = build()
+    model.register_comm_hook("int8", zcomm.ddp.hook)
+    with pytest.raises(BufferError, match=r"zcomm\.ddp\.State"):
+        loss_of(model, 0).backward()
+
+    shared = zcomm.ddp.State("int8", feedback=True)
+    for _ in range(2):
+        model = build()
+        model.register_comm_hook(shared, zcomm.ddp.hook)
+        loss_of(model, 0).backward()
+    third = build()
+    third.register_comm_hook(shared, zcomm.ddp.hook)
+    with pytest.raises(UnsupportedError, match="a State for each model"):
+        loss_of(third, 0).backward()
+
+    with pytest.raises(BufferError, match="DistributedDataParallel"):
+        zcomm.ddp.compress(nn.Linear(2, 2))
+    with pytest.raises(TopologyError):
+        zcomm.ddp.State("int8", topology=Topology(nodes=3, ranks_per_node=2))
+    with pytest.raises(BufferError, match="feedback"):
+        zcomm.ddp.State("int8", feedback="yes")
+    with pytest.raises(UnsupportedError, match="ddp_optimizer"):
+        zcomm.ddp.hook(shared, (torch.zeros(1), torch.zeros(1)))
+
+
+def test_errors_come_out_of_backward_as_they_are(torch_world):
+    torch_world.run(check_errors)
+
+
+def zcomm_threads() -> int:
+    return sum(thread.name.startswith("zcomm worker") for thread in threading.enumerate())
+
+
+def check_collected() -> None:
+    gc.collect()
+    before = zcomm_threads()
+    model = build(**SMALL_BUCKETS)
+    state = zcomm.ddp.compress(model, "int8", feedback=True)
+    train(model, 2)
+    assert zcomm_threads() == before + 1
+    gone = [weakref.ref(each) for each in (model, model.module, state, state.communicator)]
+    del model, state
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 4
+    assert zcomm_threads() == before
+
+
+def test_a_model_and_its_state_can_be_collected_and_leave_no_thread(torch_world):
+    torch_world.run(check_collected)
+
+
+def check_pickle() -> None:
+    group = group_of(4)
+    model = build(process_group=group)
+    state = zcomm.ddp.compress(model, "int4:64", feedback=True)
+    loss_of(model, 0).backward()
+    copy = pickle.loads(pickle.dumps(state))
+    assert copy.plan == state.plan
+    assert copy.feedback.keys() == state.feedback.keys()
+    with pytest.raises(GroupError, match=r"set state\.group"):
+        copy.communicator  # noqa: B018
+    copy.group = group
+    assert copy.communicator.size == 4
+    with pytest.raises(GroupError, match="new state"):
+        copy.group = None
+    default = pickle.loads(pickle.dumps(zcomm.ddp.State("int8")))
+    assert default.communicator.size == 4
+
+
+def test_a_state_is_pickled_without_its_group(torch_world):
+    torch_world.run(check_pickle)

@@ -1,0 +1,87 @@
+"""What torch's gradient hooks are registered with: settings, and the communicator over them, made when first used.
+
+torch keeps a hook's state beside the model and may pickle it with the model. A process group cannot be pickled, so a
+state leaves it behind, and asks for it again where it was not the default one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from zcomm.collectives.communicator import Communicator
+from zcomm.collectives.stats import Stats
+from zcomm.errors import GroupError
+from zcomm.plan import Plan, plan_of
+from zcomm.topology import Topology
+from zcomm.transports.torch_dist import process_group
+from zcomm.wire.codec import Codec
+
+
+class HookState:
+    """Settings of a gradient hook. All ranks make it alike, over the group that the model averages over."""
+
+    def __init__(
+        self,
+        codec: Plan | Codec | str | None = None,  # None: the plan's, which is int8 if no plan is given
+        group: Any = None,  # the model's process group, or a one-dimensional mesh; None: the default group
+        plan: Plan | None = None,  # all other settings
+        topology: Topology | None = None,  # None: detected
+    ) -> None:
+        if isinstance(codec, Plan):
+            plan, codec = codec, None
+        self.plan = plan_of(codec or "int8") if plan is None else plan if codec is None else replace(plan, codec=codec)
+        self.topology = topology
+        self._group = group
+        self._group_is_lost = False
+        self._communicator: Communicator | None = None
+        if dist.is_available() and dist.is_initialized():
+            size = process_group(group).size()
+            if topology is not None:
+                topology.check_size(size)
+
+    @property
+    def group(self) -> Any:
+        """The group that gradients are averaged over, as it was given. May be set until the first backward."""
+        return self._group
+
+    @group.setter
+    def group(self, group: Any) -> None:
+        if self._communicator is not None:
+            raise GroupError("the group is in use since the first backward; make a new state for another group")
+        self._group = group
+        self._group_is_lost = False
+
+    @property
+    def communicator(self) -> Communicator:
+        """The communicator over the group. Making it, at the first hook, is collective."""
+        if self._communicator is None:
+            if self._group_is_lost:
+                raise GroupError(
+                    "this state was pickled, and a pickle holds no process group; "
+                    "set state.group to the model's group before the first backward"
+                )
+            made = self._communicator = Communicator(self._group, self.plan, self.topology)
+            weakref.finalize(self, made.close).atexit = False
+        return self._communicator
+
+    def stats(self) -> Stats:
+        """Calls, bytes and seconds on this rank so far."""
+        return {} if self._communicator is None else self._communicator.stats()
+
+    def reset_stats(self) -> None:
+        """Count anew from here."""
+        if self._communicator is not None:
+            self._communicator.reset_stats()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__.copy()
+        kept["_group_is_lost"] = self._group_is_lost or self._group is not None
+        kept["_group"] = kept["_communicator"] = None
+        return kept
+
+    def __repr__(self) -> str:
+        return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}({self.plan})"
