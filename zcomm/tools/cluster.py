@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from zcomm.errors import ClusterError, MissingExtra
 from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack_json
 from zcomm.tools.cluster_counters import NodeCounters
+from zcomm.tools.cluster_mpi import Launcher, find_launcher
 from zcomm.tools.cluster_namespaces import Namespaces, find_namespaces
 from zcomm.tools.cluster_network import Shaping
 from zcomm.tools.cluster_supervisor import Task
@@ -107,6 +108,7 @@ def run(
     *,
     environment: dict[str, str] | None = None,  # the ranks' own variables are added; None: this process's
     timeout_s: float | None = None,
+    mpi: bool = False,  # the ranks are those of one MPI program
     on_output: Callable[[Output], None] | None = None,  # None: to this process's stdout and stderr
     on_note: Callable[[str], None] | None = None,  # the cluster's own remarks; None: to stderr
 ) -> ClusterResult:
@@ -120,6 +122,7 @@ def run(
     _check_command(command, environment)
     if sys.platform != "linux":
         raise ClusterError(f"an emulated cluster needs Linux; this is {sys.platform}")
+    mpiexec = find_launcher(command, environment) if mpi else None
     show = on_output or _write_through
     note = on_note or _note
     why, headline = "switched off", "NAMESPACES NOT ALLOWED"
@@ -132,7 +135,7 @@ def run(
                     "(or --namespaces off to pace the link in user space)"
                 )
             try:
-                return _Run(command, spec, environment, timeout_s, found, show, note).finish()
+                return _Run(command, spec, environment, timeout_s, mpiexec, found, show, note).finish()
             except _NotBuiltError as problem:
                 why, headline = str(problem), "NETWORK NOT BUILT"
         else:
@@ -143,7 +146,7 @@ def run(
         f"{headline}: {why}; all ranks run on loopback, link paced in user space: only the traffic of zcomm "
         "(and of programs that charge the pacer) is slowed and counted"
     )
-    return _Run(command, spec, environment, timeout_s, None, show, note).finish()
+    return _Run(command, spec, environment, timeout_s, mpiexec, None, show, note).finish()
 
 
 class _NotBuiltError(Exception):
@@ -159,6 +162,7 @@ class _Run:
         spec: ClusterSpec,
         environment: dict[str, str],
         timeout_s: float | None,
+        mpiexec: Launcher | None,
         namespaces: Namespaces | None,
         show: Callable[[Output], None],
         note: Callable[[str], None],
@@ -177,6 +181,7 @@ class _Run:
             emulated=namespaces is not None,
             own_pids=namespaces is not None and namespaces.own_pids,
             timeout_s=timeout_s,
+            mpiexec=mpiexec,
         )
         self._shaping = Shaping("none", "none")
         self._result: ClusterResult | None = None
@@ -267,6 +272,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="one way, node to node: 1ms, 250us; needs netem in the kernel",
     )
+    parser.add_argument(
+        "--mpi", action="store_true", help="the ranks are those of an MPI program: its mpiexec starts them"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here")
     parser.add_argument(
         "--quiet", action="store_true", help="no table; only what went wrong or was not applied is said"
@@ -305,7 +313,7 @@ def run_command(args: argparse.Namespace) -> int:
     _check_command(program, os.environ)
     if "OMP_NUM_THREADS" not in os.environ and not args.quiet:
         _note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
-    result = run(program, spec, timeout_s=timeout_s, on_output=show)
+    result = run(program, spec, timeout_s=timeout_s, mpi=args.mpi, on_output=show)
     if not args.quiet:
         from zcomm.tools.cluster_report import print_table
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, Any
 
 from zcomm.errors import ClusterError, MissingExtra
-from zcomm.tools import cluster_kernel, cluster_network
+from zcomm.tools import cluster_kernel, cluster_mpi, cluster_network
 from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack, pack_json
 from zcomm.tools.cluster_counters import NodeCounters, read_interface
 from zcomm.tools.link import Link
@@ -52,6 +52,7 @@ class Task:
     emulated: bool  # False: loopback, paced in user space
     own_pids: bool  # this process is 1 of a PID namespace and has /proc and mounts of its own
     timeout_s: float | None
+    mpiexec: tuple[str, str] | None = None  # path and kind (cluster_mpi.Launcher): it starts the ranks
 
 
 @dataclass
@@ -93,7 +94,9 @@ class _Supervisor:
         self._receiver = receiver
         self._selector = selectors.DefaultSelector()
         self._unsent = bytearray()
-        self._ranks: dict[int, _Rank] = {}  # by pid, running
+        self._ranks: dict[int, _Rank] = {}  # by pid, running; of an MPI program mpiexec alone, as rank 0
+        self._mpi: cluster_mpi.MpiRun | None = None
+        self._mpi_ranks: dict[int, int] = {}  # of an MPI program: rank to pid, running
         self._open_pipes = 0
         self._nodes: list[cluster_network.Node] = []
         self._shaping = cluster_network.Shaping("none", "none")
@@ -156,7 +159,10 @@ class _Supervisor:
         before = self._counters()
         started = time.monotonic()
         deadline = started + (self._task.timeout_s or float("inf"))
-        self._start_ranks()
+        if self._task.mpiexec is None:
+            self._start_ranks()
+        else:
+            self._start_mpi(cluster_mpi.Launcher(*self._task.mpiexec))
         self._obey(self._early)
         while self._ranks:
             now = time.monotonic()
@@ -197,29 +203,50 @@ class _Supervisor:
         port = _MASTER_PORT if task.emulated else _free_port()
         for rank in range(task.n_nodes * task.ranks_per_node):
             node, local_rank = divmod(rank, task.ranks_per_node)
-            try:
-                process = subprocess.Popen(
-                    task.command,
-                    env=self._rank_environment(node, local_rank, port),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                    preexec_fn=self._entrance(node),  # safe: this process has one thread
-                )
-            except (OSError, subprocess.SubprocessError) as problem:
-                self._status = CANNOT_START
-                self._end_ranks(signal.SIGTERM, f"rank {rank} could not be started: {problem}")
+            if not self._start(rank, node, task.command, self._rank_environment(node, local_rank, port)):
                 return
-            running = _Rank(rank, process.pid)
-            self._ranks[process.pid] = running
-            assert process.stdout is not None
-            assert process.stderr is not None
-            for kind, pipe in ((Kind.STDOUT, process.stdout), (Kind.STDERR, process.stderr)):
-                os.set_blocking(pipe.fileno(), False)
-                self._selector.register(pipe, selectors.EVENT_READ, (running, kind))
-                self._open_pipes += 1
-            process.returncode = 0  # reaped by _reap, not by Popen
+
+    def _start_mpi(self, launcher: cluster_mpi.Launcher) -> None:
+        """Start mpiexec in node 0, and listen to the ranks it will start."""
+        task = self._task
+        mpi = cluster_mpi.MpiRun(launcher, task.command, self._nodes, task.n_nodes, task.ranks_per_node)
+        environment = mpi.environment() | self._rank_environment(0, 0, _MASTER_PORT if task.emulated else _free_port())
+        self._mpi = mpi
+        if self._start(0, 0, mpi.words, environment):
+            self._selector.register(mpi.events, selectors.EVENT_READ)
+            for rank, (stdout, stderr) in enumerate(mpi.outputs):
+                running = _Rank(rank, 0)
+                self._listen(running, Kind.STDOUT, os.fdopen(stdout, "rb", buffering=0))
+                self._listen(running, Kind.STDERR, os.fdopen(stderr, "rb", buffering=0))
+
+    def _start(self, rank: int, node: int, command: list[str], environment: dict[str, str]) -> bool:
+        """Start a process in a node; whether that worked."""
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=self._entrance(node),  # safe: this process has one thread
+            )
+        except (OSError, subprocess.SubprocessError) as problem:
+            self._status = CANNOT_START
+            self._end_ranks(signal.SIGTERM, f"rank {rank} could not be started: {problem}")
+            return False
+        running = _Rank(rank, process.pid)
+        self._ranks[process.pid] = running
+        for kind, pipe in ((Kind.STDOUT, process.stdout), (Kind.STDERR, process.stderr)):
+            assert pipe is not None
+            self._listen(running, kind, pipe)
+        process.returncode = 0  # reaped by _reap, not by Popen
+        return True
+
+    def _listen(self, running: _Rank, kind: Kind, pipe: IO[bytes]) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self._selector.register(pipe, selectors.EVENT_READ, (running, kind))
+        self._open_pipes += 1
 
     def _rank_environment(self, node: int, local_rank: int, port: int) -> dict[str, str]:
         """torchrun's variables, and ours."""
@@ -281,11 +308,23 @@ class _Supervisor:
                     for number in os.read(woken, 512):
                         if number != signal.SIGCHLD:
                             self._pass_on(number)
+            elif self._mpi is not None and key.fileobj == self._mpi.events:
+                self._hear(self._mpi.read_events())
             elif not clogged:
                 self._pass_output(key.fileobj, *key.data)  # type: ignore[arg-type]
         if clogged and ready:
             time.sleep(0.005)  # full pipes are ready at once; wait for the command, not for them
         self._reap()
+
+    def _hear(self, events: list[cluster_mpi.Event]) -> None:
+        """An MPI program's ranks tell when they begin and end."""
+        for rank, pid, status in events:
+            if status is None:
+                self._mpi_ranks[rank] = pid
+                continue
+            self._mpi_ranks.pop(rank, None)
+            if status != 0:
+                self._rank_failed(rank, status)
 
     def _obey(self, frames: list[Frame]) -> None:
         for frame in frames:
@@ -330,6 +369,9 @@ class _Supervisor:
             if rank is None:
                 continue
             status = os.waitstatus_to_exitcode(wait_status)
+            if self._mpi is not None:
+                self._hear(self._mpi.read_events())  # a rank's own status says more than mpiexec's
+                self._mpi.ended()
             if status != 0:
                 self._rank_failed(rank.rank, 128 - status if status < 0 else status)
 
@@ -341,7 +383,8 @@ class _Supervisor:
             self._status = 128 + self._passed_on if self._killed and self._passed_on else status
         if not self._ending:
             others = "; the others are ended" if self._ranks else ""
-            self._end_ranks(signal.SIGTERM, f"rank {rank} ended with status {status}{others}")
+            who = "mpiexec" if self._mpi is not None and not self._ranks else f"rank {rank}"
+            self._end_ranks(signal.SIGTERM, f"{who} ended with status {status}{others}")
 
     def _end_ranks(self, number: int, note: str) -> None:
         """Ask all ranks to end, and set the time when they must have."""
@@ -352,7 +395,8 @@ class _Supervisor:
         self._signal_ranks(number)
 
     def _signal_ranks(self, number: int) -> None:
-        for pid in self._ranks:
+        launched = list(self._mpi_ranks.values())  # mpiexec ends when they have
+        for pid in launched + list(self._ranks) if number == signal.SIGKILL or not launched else launched:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)  # each rank leads a group of its own
 
