@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import zcomm
+from zcomm.collectives.agreement import CARD_BYTES
 from zcomm.transports.transport import Parcel
 
 
@@ -50,22 +51,22 @@ class SilentTransport:
         self, outgoing: Sequence[Parcel], incoming: Sequence[Parcel], tag: int, timeout_s: float | None
     ) -> SilentExchange:
         """Nothing to post."""
-        return SilentExchange(outgoing, incoming if tag == 0 else ())
+        return SilentExchange(outgoing, incoming if all(p.payload.size == CARD_BYTES for p in incoming) else ())
 
     def close(self) -> None:
         """Nothing to free."""
 
 
 class SilentExchange:
-    """Echoes the greeting, drops everything else."""
+    """Echoes the cards that ranks compare, drops everything else."""
 
-    def __init__(self, outgoing: Sequence[Parcel], greeting: Sequence[Parcel]) -> None:
+    def __init__(self, outgoing: Sequence[Parcel], cards: Sequence[Parcel]) -> None:
         self._outgoing = outgoing
-        self._greeting = greeting
+        self._cards = cards
 
     def start(self) -> None:
-        """Peers greet as this rank does."""
-        for parcel, answer in zip(self._outgoing, self._greeting, strict=False):
+        """Peers make the calls that this rank makes."""
+        for parcel, answer in zip(self._outgoing, self._cards, strict=False):
             answer.payload[:] = parcel.payload
 
     def wait(self) -> None:

@@ -7,10 +7,11 @@ it may be dropped without waiting. Works of one communicator are done in the ord
 from __future__ import annotations
 
 import collections
+import sys
 import threading
 from collections.abc import Callable
 
-from zcomm.errors import PeerTimeout
+from zcomm.errors import GroupError, PeerTimeout
 
 
 class Work:
@@ -74,23 +75,10 @@ class Work:
             callbacks, self._callbacks = self._callbacks, []
             self._lock.notify_all()
         for callback in callbacks:
-            callback(self)
-
-
-class DeferredWork(Work):
-    """A call done by whoever waits for it first, on that thread: for messages that must not queue behind each other."""
-
-    __slots__ = ("_turn",)
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        super().__init__(call)
-        self._turn = threading.Lock()
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Do the call unless it is done; raise what it raised. The transport's timeout holds, not this one."""
-        with self._turn:
-            self.run()
-        return super().wait(timeout_s)
+            try:
+                callback(self)
+            except Exception:
+                sys.excepthook(*sys.exc_info())  # a callback's fault must not stop the works behind it
 
 
 class Worker:
@@ -109,9 +97,16 @@ class Worker:
         """Whether nothing is queued or running."""
         return not self._busy
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether this is the worker's own thread: a work or a callback that calls again."""
+        return threading.current_thread() is self._thread
+
     def submit(self, work: Work) -> None:
-        """Queue a work behind those submitted before."""
+        """Queue a work behind those submitted before. Raises GroupError once stopped."""
         with self._wake:
+            if self._closed:
+                raise GroupError("the communicator was closed while it was called; make a new one")
             self._queue.append(work)
             self._busy = True
             if self._thread is None:

@@ -9,6 +9,7 @@ import pytest
 import zcomm
 from zcomm import Communicator, Plan, Topology, local
 from zcomm.buffers import DType
+from zcomm.collectives import conductor
 
 FLAT = {f"{size} flat": (Topology(nodes=1, ranks_per_node=size), False) for size in (2, 3, 4)}
 TWO_HOPS = {
@@ -250,17 +251,18 @@ def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
 
 def test_a_dropped_work_still_finishes():
     def program(comm):
-        x = np.arange(1000, dtype=np.float32) * (comm.rank + 1)
-        for _ in range(20):
-            comm.all_reduce(x.copy(), "sum", "int8", async_op=True)
-        y = x.copy()
-        comm.all_reduce(y, "sum", "raw")
-        return y
+        dropped = [np.arange(1000, dtype=np.float32) * (comm.rank + 1 + i) for i in range(20)]
+        for x in dropped:
+            comm.all_reduce(x, "sum", "raw", async_op=True)
+        behind = np.arange(1000, dtype=np.float32)
+        comm.all_reduce(behind, "sum", "raw")  # done after those before it
+        return dropped
 
     results = run((Topology(nodes=2, ranks_per_node=2), True), program)
 
-    for result in results:
-        assert result.tobytes() == (np.arange(1000, dtype=np.float32) * 10).tobytes()
+    for dropped in results:
+        for i, x in enumerate(dropped):
+            assert x.tobytes() == (np.arange(1000, dtype=np.float32) * (10 + 4 * i)).tobytes()
 
 
 def test_strided_arrays_and_any_number_of_dimensions():
@@ -470,3 +472,55 @@ def test_counts_and_roots_that_make_no_sense_are_refused():
     told = run((Topology(nodes=1, ranks_per_node=2), False), program)
 
     assert "expected 0 to 1" in told[0][6]
+
+
+def test_the_number_of_chunks_is_bounded_whatever_the_plan_says():
+    x = [oracle.values(rank, 600_001, np.dtype(np.float32)) for rank in range(2)]
+
+    def program(comm):
+        mine = x[comm.rank].copy()
+        comm.all_reduce(mine, "sum", "raw")
+        (settled,) = comm._conductor._schedules.values()
+        assert len(settled.schedule.chunks) <= conductor.MOST_CHUNKS + 1
+        return mine
+
+    for result in run((Topology(nodes=1, ranks_per_node=2), False), program, chunk_elems=1):
+        assert result.tobytes() == (x[0] + x[1]).tobytes()
+
+
+def test_two_communicators_over_one_transport_close_apart():
+    def program(transport):
+        first, second = Communicator(transport, "raw"), Communicator(transport, "raw")
+        x = np.arange(10, dtype=np.float32)
+        first.close()
+        second.all_reduce(x)
+        return x
+
+    for x in local.run(2, program):
+        assert x.tolist() == [2.0 * i for i in range(10)]
+
+
+def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
+    def program(comm):
+        told, works = [], []
+        x, y = np.arange(10, dtype=np.float32), np.arange(5, dtype=np.float32)
+
+        def after(_):
+            try:
+                comm.all_reduce(y.copy(), "sum", "raw")
+            except zcomm.errors.GroupError as error:
+                told.append(str(error))
+            works.append(comm.all_reduce(y, "sum", "raw", async_op=True))
+            raise ZeroDivisionError("a callback's fault stays its own")
+
+        work = comm.all_reduce(x, "sum", "raw", async_op=True)
+        work.add_done_callback(after)
+        work.wait()
+        while not works:
+            pass
+        works[0].wait()
+        return told, y
+
+    for told, y in run((Topology(nodes=1, ranks_per_node=2), False), program):
+        assert "async_op=True" in told[0] or told == []  # [] where the work was complete before the callback was added
+        assert y.tolist() == [2.0 * i for i in range(5)]

@@ -120,6 +120,34 @@ def test_gather_and_scatter_keep_dtype_and_shape(torch_world, dtype, asynchronou
         torch_world.run(check_gather_and_scatter, size, dtype, asynchronous)
 
 
+def check_chunks(asynchronous: bool) -> None:
+    """Many chunks in flight over real sockets, two hops, odd sizes."""
+    rank = dist.get_rank()
+    comm = zcomm.Communicator(None, zcomm.Plan("int4", chunk_elems=3000))
+    codec = zcomm.codec("int4")
+    xs = [x.numpy() for x in inputs(100_003)]
+    shards = [x.numpy() for x in inputs(25_001)]
+    reduced, gathered, scattered = torch.from_numpy(xs[rank].copy()), torch.empty(4 * 25_001), torch.empty(25_000)
+    works = [
+        comm.all_reduce(reduced, "avg", async_op=asynchronous),
+        comm.all_gather_single(gathered, torch.from_numpy(shards[rank]), async_op=asynchronous),
+        comm.reduce_scatter_single(scattered, torch.from_numpy(xs[rank][:100_000]), "sum", async_op=asynchronous),
+    ]
+    for work in reversed(works):
+        assert (work is None) != asynchronous
+        if work is not None:
+            work.wait()
+    assert reduced.numpy().tobytes() == oracle.all_reduce(codec, codec, xs, TWO_BY_TWO, "AVG").tobytes()
+    assert gathered.numpy().tobytes() == oracle.all_gather(codec, shards).tobytes()
+    wanted = oracle.reduce_scatter(codec, codec, [x[:100_000] for x in xs], TWO_BY_TWO, "SUM")[rank]
+    assert scattered.numpy().tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_calls_of_many_chunks_over_gloo_are_the_definition(torch_world, asynchronous):
+    torch_world.run(check_chunks, asynchronous)
+
+
 def check_torch_operators() -> None:
     xs = inputs(500)
     total = torch.stack(xs).sum(0)

@@ -21,7 +21,7 @@ from zcomm.transports.transport import Parcel, Transport
 from zcomm.version import __version__
 
 CARD_BYTES = 1024  # padded with spaces
-_LONGEST_VALUE = 400  # characters; longer ones are compared by their checksum
+_LONGEST_VALUE = 200  # characters; longer ones are compared by their checksum
 
 Card = dict[str, str]
 

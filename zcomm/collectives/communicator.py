@@ -7,6 +7,7 @@ counts. Arguments are checked before any byte moves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 from zcomm.buffers import Span, copy_back
@@ -23,7 +24,7 @@ from zcomm.topology import Topology
 from zcomm.transports.open import open_transport
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
-from zcomm.work import DeferredWork, Work
+from zcomm.work import Work
 
 
 class Communicator:
@@ -41,6 +42,7 @@ class Communicator:
     ) -> None:
         self.plan = plan_of(plan)
         self._transport = open_transport(group)
+        self._owns_transport = self._transport is not group
         self.rank = self._transport.rank
         self.size = self._transport.size
         if topology is not None:
@@ -264,9 +266,7 @@ class Communicator:
     ) -> Work | None:
         """Send tensor to rank dst, which calls recv with as many elements, the same dtype and codec."""
         span = self._read(tensor, "tensor")
-        message = self._point_to_point.send(span, self._peer(dst, "dst"), self._codec(codec))
-        work = DeferredWork(message.complete_send)
-        return _now_or_later(work, async_op)
+        return self._point_to_point.send(span, self._peer(dst, "dst"), self._codec(codec), async_op)
 
     def recv(
         self,
@@ -277,20 +277,12 @@ class Communicator:
     ) -> Work | None:
         """Receive what rank src sends to this one."""
         span = self._written(tensor, "tensor")
-        message = self._point_to_point.receive(span, self._peer(src, "src"), self._codec(codec))
         deliver = self._deliver(span, tensor)
-
-        def complete() -> None:
-            message.complete_receive()
-            if deliver is not None:
-                deliver()
-
-        work = DeferredWork(complete)
-        return _now_or_later(work, async_op)
+        return self._point_to_point.receive(span, self._peer(src, "src"), self._codec(codec), async_op, deliver)
 
     def stats(self) -> Stats:
         """Calls, bytes and seconds of each collective on this rank so far."""
-        return {name: stats + CollectiveStats() for name, stats in self._conductor.stats.items()}
+        return {name: stats + CollectiveStats() for name, stats in list(self._conductor.stats.items())}
 
     def reset_stats(self) -> None:
         """Count anew from here."""
@@ -298,7 +290,10 @@ class Communicator:
 
     def close(self) -> None:
         """Finish what is under way, free scratch and thread. The group stays as it is."""
+        self._point_to_point.close()
         self._conductor.close()
+        if self._owns_transport:
+            self._transport.close()
 
     def __enter__(self) -> Communicator:
         return self
@@ -358,9 +353,12 @@ class Communicator:
         return parts
 
     def _checked(self, counts: Sequence[int], role: str) -> tuple[int, ...]:
-        shards = tuple(int(count) for count in counts)
+        try:
+            shards = tuple(index(count) for count in counts)
+        except TypeError:
+            shards = ()
         if len(shards) != self.size or any(count < 0 for count in shards):
-            raise BufferError(f"{role} must be {self.size} numbers of elements, one for each rank, got {counts}")
+            raise BufferError(f"{role} must be {self.size} whole numbers of elements, one for each rank, got {counts}")
         return shards
 
     def _only(self, rank: int, n_elems: int, role: str) -> tuple[int, ...]:
@@ -370,13 +368,6 @@ class Communicator:
                 f"{role}={rank!r} is not a rank of {self._transport.group_name}; expected 0 to {self.size - 1}"
             )
         return tuple(n_elems if each == rank else 0 for each in range(self.size))
-
-
-def _now_or_later(work: Work, async_op: bool) -> Work | None:
-    if async_op:
-        return work
-    work.wait()
-    return None
 
 
 def _sum_of(counts: Sequence[int]) -> str:

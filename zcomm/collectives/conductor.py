@@ -13,12 +13,12 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from zcomm.buffers import DType, Span, copy_memory
 from zcomm.collectives import flat, hierarchical
 from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange
+from zcomm.collectives.context import CallContext
 from zcomm.collectives.feedback import Residual
 from zcomm.collectives.run import RANK_SHIFT, Run
 from zcomm.collectives.schedule import Job, Schedule
@@ -27,7 +27,7 @@ from zcomm.collectives.shards import balanced_shards, chunks, shards_of
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.engines.engine import NO_FINISH, Engine, Finish
 from zcomm.engines.select import engine_for
-from zcomm.errors import GroupError, TransportError
+from zcomm.errors import GroupError
 from zcomm.plan import Plan
 from zcomm.reduce_op import ReduceOp
 from zcomm.topology import Topology
@@ -37,6 +37,7 @@ from zcomm.wire.registry import codec as parse_codec
 from zcomm.work import Work, Worker
 
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
+MOST_CHUNKS = 1024  # of one call: their steps must not use up the tags
 _KEPT_SCHEDULES = 512
 _KEPT_AGREEMENTS = 4096
 _STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # tags of collectives
@@ -85,7 +86,7 @@ class Conductor:
         self.stats: Stats = {}
         self.scratch = ScratchPool(transport, plan.scratch_bytes)
         self._worker = Worker(f"zcomm worker of rank {transport.rank}, {transport.group_name}")
-        self._lock = threading.RLock()  # one call is settled and begun at a time
+        self._lock = threading.Lock()  # one call is settled and begun at a time
         self._schedules: OrderedDict[tuple[Any, ...], _Settled] = OrderedDict()
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
@@ -95,35 +96,35 @@ class Conductor:
         self._steps_taken = 0
         self._closed = False
         weakref.finalize(self, self._worker.stop)
-        with _Context(transport, "greeting", 0, None):
+        with CallContext(transport, "making a communicator", 0, None):
             self.topology = agree_on_settings(transport, plan, topology, self._take_tags(1, 0)[0])
 
     def call(self, request: Request, async_op: bool) -> Work | None:
         """Do a call: here, or in the worker if it is asynchronous or others are before it."""
         transport, plan = self.transport, self.plan
-        if self._closed:
-            raise GroupError(f"this communicator over {transport.group_name} is closed; make a new one")
+        if not async_op and self._worker.runs_here:
+            raise GroupError(
+                f"{request.name} was called from a callback of this communicator's own worker and would wait for "
+                "itself; pass async_op=True"
+            )
         name, _, source, target, deliver, codec, counts, _, operator, feedback = request
         finish = _finish(operator, transport.size)
         with self._lock:
+            self.check_open()
+            if transport.size == 1:
+                return self._alone(request, finish, async_op)
+            schedule, engine, uncompressed = self._settle(request)
+            if feedback is not None:
+                engine = feedback.around(engine, source)
             self._calls += 1
-            context = _Context(transport, name, self._calls, request)
             stats = self.stats.setdefault(name, CollectiveStats())
             stats.calls += 1
-            if transport.size == 1:
-                stats.uncompressed["a world of one rank"] = stats.calls
-                self._alone(source, target, finish)
-                if deliver is not None:
-                    deliver()
-                return Work(None) if async_op else None
-            schedule, engine, uncompressed = self._settle(request)
             stats.raw_bytes += schedule.raw_bytes
             stats.wire_bytes_intra += schedule.wire_bytes_intra
             stats.wire_bytes_inter += schedule.wire_bytes_inter
             if uncompressed:
                 stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
-            if feedback is not None:
-                engine = feedback.around(engine, source)
+            context = CallContext(transport, name, self._calls, (source.n_elems, source.dtype, codec))
             run = Run(schedule, engine, source, target, finish, self.seed, self._calls)
 
             def complete() -> None:
@@ -155,25 +156,37 @@ class Conductor:
         work.wait()
         return None
 
+    def check_open(self) -> None:
+        """Raise GroupError after close."""
+        if self._closed:
+            raise GroupError(f"this communicator over {self.transport.group_name} is closed; make a new one")
+
     def close(self) -> None:
         """Finish what is under way, free scratch and thread."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         self._worker.close()
         self.scratch.clear()
         self._schedules.clear()
-        self.transport.close()
 
-    def _alone(self, source: Span, target: Span, finish: Finish) -> None:
+    def _alone(self, request: Request, finish: Finish, async_op: bool) -> Work | None:
         """World of one rank: the input itself, times PREMUL_SUM's factor; nothing is encoded."""
+        source, target = request.source, request.target
+        stats = self.stats.setdefault(request.name, CollectiveStats())
+        stats.calls += 1
+        stats.uncompressed["a world of one rank"] = stats.calls
         if finish.factor == 1.0:
             copy_memory(source, target)
-            return
-        raw = parse_codec("raw").for_dtype(source.dtype)
-        wire = self.transport.address(memory := self.transport.empty(raw.nbytes(source.n_elems)))
-        engine = engine_for(self.transport.device, raw)
-        engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
-        engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
-        del memory
+        else:
+            raw = parse_codec("raw").for_dtype(source.dtype)
+            wire = self.transport.address(memory := self.transport.empty(raw.nbytes(source.n_elems)))
+            engine = engine_for(self.transport.device, raw)
+            engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
+            engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
+            del memory
+        if request.deliver is not None:
+            request.deliver()
+        return Work(None) if async_op else None
 
     def _settle(self, request: Request) -> _Settled:
         """The schedule of a call, from facts that all ranks share: counts, dtype, codec, plan and topology."""
@@ -198,7 +211,8 @@ class Conductor:
         if pattern == "all_to_all":
             cuts = [shards, shards_of(counts_out)]
         else:
-            cuts = chunks(shards, plan.chunk_elems, [getattr(one, "block", 1) for one in (codec, intra)])
+            at_least = -(-sum(extent.n_elems for extent in shards) // MOST_CHUNKS)
+            cuts = chunks(shards, max(plan.chunk_elems, at_least), [getattr(one, "block", 1) for one in (codec, intra)])
         two_hops = plan.hierarchical and self.topology.has_two_levels
         job = Job(self.transport.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
         one_shot = pattern == "all_reduce" and counts[0] <= plan.one_shot_elems
@@ -250,28 +264,3 @@ def _finish(operator: ReduceOp | None, size: int) -> Finish:
     if operator.name == "AVG":
         return Finish(divisor=float(size))
     return Finish(factor=operator.factor)
-
-
-class _Context:
-    """Adds to an error of the transport which call it befell: collective, number, rank, group, codec, count."""
-
-    __slots__ = ("_name", "_number", "_transport", "_what")
-
-    def __init__(self, transport: Transport, name: str, number: int, request: Request | None) -> None:
-        self._transport = transport
-        self._name = name
-        self._number = number
-        self._what = request and (request.source.n_elems, request.source.dtype, request.codec)
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if isinstance(error, TransportError):
-            where = f"{self._name} number {self._number} on rank {self._transport.rank} of {self._transport.group_name}"
-            advice = ""
-            if self._what:
-                n_elems, dtype, codec = self._what
-                where += f", {n_elems} {dtype.spelling} as {codec}"
-                advice = "; check that every rank is alive and made the same call"
-            raise type(error)(f"{where}: {error}{advice}") from error.__cause__

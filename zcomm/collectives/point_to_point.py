@@ -1,24 +1,29 @@
 """One rank sends compressed values to another: activations between pipeline stages, say.
 
 Messages between two ranks are matched in the order they are sent and received, whatever collectives run beside them.
+Each peer and direction has a worker of its own, so that no message waits behind one of another rank.
 """
 
 from __future__ import annotations
 
 import collections
+import threading
+import weakref
 import zlib
 from collections.abc import Callable
 from time import perf_counter
 
 from zcomm.buffers import Span
 from zcomm.collectives.conductor import FINGERPRINT_BITS, POINT_TO_POINT_STEPS, Conductor
+from zcomm.collectives.context import CallContext
 from zcomm.collectives.run import HOP_SHIFT
 from zcomm.collectives.schedule import Hop
 from zcomm.collectives.stats import CollectiveStats
 from zcomm.engines.select import engine_for
-from zcomm.transports.transport import Exchange, Parcel
+from zcomm.transports.transport import Parcel
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
+from zcomm.work import Work, Worker
 
 
 class PointToPoint:
@@ -26,85 +31,113 @@ class PointToPoint:
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
-        self._sent: collections.Counter[int] = collections.Counter()  # to each rank
-        self._received: collections.Counter[int] = collections.Counter()  # from each rank
+        self._numbers: collections.Counter[tuple[str, int]] = collections.Counter()  # of messages with each peer
+        self._workers: dict[tuple[str, int], Worker] = {}
+        self._lock = threading.Lock()
 
-    def send(self, source: Span, peer: int, codec: Codec) -> _Message:
-        """Encode source and send it; the message may be closed later."""
-        message = self._message("send", source, peer, codec, self._sent)
-        engine = engine_for(self._conductor.transport.device, message.codec)
-        started = perf_counter()
-        if source.n_elems:
-            draw = Draw(self._conductor.seed | Hop.MESSAGE << HOP_SHIFT, self._sent.total(), 0)
-            engine.encode(message.codec, source.address, source.n_elems, source.dtype, message.address, draw)
-        message.stats.codec_s += perf_counter() - started
-        message.exchange.start()
-        return message
-
-    def receive(self, target: Span, peer: int, codec: Codec) -> _Message:
-        """Be ready for a message; its bytes are decoded into target when it is completed."""
-        message = self._message("recv", target, peer, codec, self._received)
-        message.exchange.start()
-        return message
-
-    def _message(self, name: str, span: Span, peer: int, codec: Codec, counter: collections.Counter[int]) -> _Message:
+    def send(self, source: Span, peer: int, codec: Codec, async_op: bool) -> Work | None:
+        """Encode source, send it, and return when its bytes are taken, or a Work that completes then."""
         conductor = self._conductor
         transport = conductor.transport
-        chosen = codec.for_dtype(span.dtype)
-        nbytes = chosen.nbytes(span.n_elems)
-        stats = conductor.stats.setdefault(name, CollectiveStats())
-        stats.calls += 1
+        chosen = codec.for_dtype(source.dtype)
+        nbytes = chosen.nbytes(source.n_elems)
+        number, tag = self._next("send", peer, source, codec)
+        context = CallContext(transport, f"send to rank {peer}", number, (source.n_elems, source.dtype, codec))
         memory = transport.empty(nbytes)
-        fingerprint = zlib.crc32(repr((span.n_elems, span.dtype, codec)).encode()) & ((1 << FINGERPRINT_BITS) - 1)
-        tag = conductor.point_to_point_tag + (counter[peer] % POINT_TO_POINT_STEPS << FINGERPRINT_BITS) + fingerprint
-        counter[peer] += 1
-        parcels = [Parcel(peer, memory)] if nbytes else []
-        outgoing, incoming = (parcels, []) if name == "send" else ([], parcels)
-        if name == "send":
-            node = conductor.topology.node_of_rank
-            level = "wire_bytes_intra" if node[peer] == node[transport.rank] else "wire_bytes_inter"
-            setattr(stats, level, getattr(stats, level) + nbytes)
-            stats.raw_bytes += span.nbytes
-        exchange = transport.open(outgoing, incoming, tag, conductor.plan.timeout_s)
-        return _Message(conductor, span, chosen, exchange, transport.address(memory), memory, stats)
-
-
-class _Message:
-    """One message under way."""
-
-    def __init__(
-        self,
-        conductor: Conductor,
-        span: Span,
-        codec: Codec,
-        exchange: Exchange,
-        address: int,
-        memory: object,
-        stats: CollectiveStats,
-    ) -> None:
-        self.codec = codec
-        self.exchange = exchange
-        self.address = address
-        self.stats = stats
-        self._conductor = conductor
-        self._span = span
-        self._memory = memory  # kept until the bytes are sent or decoded
-
-    def complete_send(self) -> None:
-        """Return when the bytes are taken."""
-        self._wait(self.exchange.close)
-
-    def complete_receive(self) -> None:
-        """Return when the values are in the target."""
-        self._wait(self.exchange.wait)
-        span = self._span
-        if span.n_elems:
-            engine = engine_for(self._conductor.transport.device, self.codec)
-            started = perf_counter()
-            engine.decode(self.codec, self.address, span.n_elems, span.address, span.dtype)
-            self.stats.codec_s += perf_counter() - started
-
-    def _wait(self, wait: Callable[[], None]) -> None:
+        stats = conductor.stats["send"]
         started = perf_counter()
-        wait()
-        self.stats.wait_s += perf_counter() - started
+        if source.n_elems:
+            draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, number, 0)
+            engine = engine_for(transport.device, chosen)
+            engine.encode(chosen, source.address, source.n_elems, source.dtype, transport.address(memory), draw)
+        stats.codec_s += perf_counter() - started
+        stats.raw_bytes += source.nbytes
+        node = conductor.topology.node_of_rank
+        if node[peer] == node[transport.rank]:
+            stats.wire_bytes_intra += nbytes
+        else:
+            stats.wire_bytes_inter += nbytes
+        with context:
+            exchange = transport.open([Parcel(peer, memory)] if nbytes else [], [], tag, conductor.plan.timeout_s)
+            exchange.start()
+
+        def complete() -> None:
+            started = perf_counter()
+            with context:
+                exchange.close()
+            stats.wait_s += perf_counter() - started
+
+        return self._complete("send", peer, complete, async_op)
+
+    def receive(
+        self,
+        target: Span,
+        peer: int,
+        codec: Codec,
+        async_op: bool,
+        deliver: Callable[[], None] | None,  # from target to the caller's array, where it is not the same memory
+    ) -> Work | None:
+        """Decode what peer sends into target, now or when the Work completes."""
+        conductor = self._conductor
+        transport = conductor.transport
+        chosen = codec.for_dtype(target.dtype)
+        nbytes = chosen.nbytes(target.n_elems)
+        number, tag = self._next("recv", peer, target, codec)
+        context = CallContext(transport, f"recv from rank {peer}", number, (target.n_elems, target.dtype, codec))
+        memory = transport.empty(nbytes)
+        stats = conductor.stats["recv"]
+        with context:
+            exchange = transport.open([], [Parcel(peer, memory)] if nbytes else [], tag, conductor.plan.timeout_s)
+            exchange.start()
+
+        def complete() -> None:
+            started = perf_counter()
+            with context:
+                exchange.wait()
+                exchange.close()
+            arrived = perf_counter()
+            if target.n_elems:
+                engine = engine_for(transport.device, chosen)
+                engine.decode(chosen, transport.address(memory), target.n_elems, target.address, target.dtype)
+            stats.wait_s += arrived - started
+            stats.codec_s += perf_counter() - arrived
+            if deliver is not None:
+                deliver()
+
+        return self._complete("recv", peer, complete, async_op)
+
+    def close(self) -> None:
+        """Finish what is under way and end the threads."""
+        with self._lock:
+            workers = list(self._workers.values())
+        for worker in workers:
+            worker.close()
+
+    def _next(self, name: str, peer: int, span: Span, codec: Codec) -> tuple[int, int]:
+        """Number and tag of the next message with a peer; a fingerprint keeps messages of another kind apart."""
+        conductor = self._conductor
+        conductor.check_open()
+        fingerprint = zlib.crc32(repr((span.n_elems, span.dtype, codec)).encode()) & ((1 << FINGERPRINT_BITS) - 1)
+        with self._lock:
+            self._numbers[name, peer] += 1
+            number = self._numbers[name, peer]
+            conductor.stats.setdefault(name, CollectiveStats()).calls += 1
+        step = number % POINT_TO_POINT_STEPS
+        return number, conductor.point_to_point_tag + (step << FINGERPRINT_BITS) + fingerprint
+
+    def _complete(self, name: str, peer: int, complete: Callable[[], None], async_op: bool) -> Work | None:
+        with self._lock:
+            worker = self._workers.get((name, peer))
+            if worker is None:
+                title = f"zcomm {name} {peer} on rank {self._conductor.transport.rank}"
+                worker = self._workers[name, peer] = Worker(title)
+                weakref.finalize(self, worker.stop)
+        if worker.idle and not async_op:
+            complete()
+            return None
+        work = Work(complete)
+        worker.submit(work)
+        if async_op:
+            return work
+        work.wait()
+        return None

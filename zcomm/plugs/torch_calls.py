@@ -7,6 +7,7 @@ Each group gets one communicator, made at the first call, which is therefore col
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any
 
@@ -20,6 +21,7 @@ from zcomm.transports.torch_dist import process_group
 from zcomm.wire.codec import Codec
 from zcomm.work import Work
 
+_making = threading.Lock()
 _communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
 
 
@@ -28,9 +30,10 @@ def communicator(
 ) -> Communicator:
     """The communicator that these functions use for a group; its stats() count their calls."""
     group = process_group(group)
-    found = _communicators.get(group)
-    if found is None:
-        found = _communicators[group] = Communicator(group)
+    with _making:
+        found = _communicators.get(group)
+        if found is None:
+            found = _communicators[group] = Communicator(group)
     return found
 
 

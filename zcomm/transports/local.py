@@ -28,6 +28,7 @@ class LocalWorld:
         self.changed = threading.Condition()
         self.posted: dict[tuple[int, int, int], np.ndarray] = {}  # (source, target, tag) -> where to put the bytes
         self.arrived: dict[tuple[int, int, int], np.ndarray] = {}  # bytes sent before they were asked for
+        self.refused: dict[tuple[int, int, int], str] = {}  # messages of another length than was asked for
         self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
 
     def transport(self, rank: int) -> LocalTransport:
@@ -100,8 +101,10 @@ class _LocalExchange:
                 early = world.arrived.pop(key, None)
                 if early is None:
                     world.posted[key] = payload
+                elif early.size != payload.size:
+                    raise TransportError(_lengths(early, payload, key))
                 else:
-                    _deliver(early, payload, key)
+                    payload[:] = early
 
     def start(self) -> None:
         world = self._transport.world
@@ -109,22 +112,35 @@ class _LocalExchange:
             for peer, payload in self._outgoing:
                 key = (self._transport.rank, peer, self._tag)
                 self._transport.wire_bytes_sent += payload.size
-                target = world.posted.pop(key, None)
+                target = world.posted.get(key)
                 if target is None:
                     world.arrived[key] = payload.copy()
-                else:
-                    _deliver(payload, target, key)
+                    continue
+                if payload.size != target.size:
+                    world.refused[key] = _lengths(payload, target, key)
+                    world.changed.notify_all()
+                    raise TransportError(world.refused[key])
+                target[:] = payload
+                del world.posted[key]
             world.changed.notify_all()
 
     def wait(self) -> None:
         world = self._transport.world
         with world.changed:
             world.changed.wait_for(
-                lambda: world.failed or not any(key in world.posted for key in self._keys), self._timeout_s
+                lambda: (
+                    world.failed
+                    or any(key in world.refused for key in self._keys)
+                    or not any(key in world.posted for key in self._keys)
+                ),
+                self._timeout_s,
             )
+            refused = [world.refused.pop(key) for key in self._keys if key in world.refused]
             missing = [key[0] for key in self._keys if key in world.posted]
             for key in self._keys:
                 world.posted.pop(key, None)
+        if refused:
+            raise TransportError(refused[0])
         if missing:
             dead = [peer for peer in missing if peer in world.failed]
             if dead:
@@ -137,10 +153,8 @@ class _LocalExchange:
         pass
 
 
-def _deliver(payload: np.ndarray, target: np.ndarray, key: tuple[int, int, int]) -> None:
-    if payload.size != target.size:
-        raise TransportError(f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}")
-    target[:] = payload
+def _lengths(payload: np.ndarray, target: np.ndarray, key: tuple[int, int, int]) -> str:
+    return f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}"
 
 
 def run(
