@@ -36,7 +36,7 @@ from zcomm.work import Work
 
 try:
     from mpi4py import MPI
-except ImportError as error:
+except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")

@@ -16,7 +16,7 @@ from zcomm.errors import BufferError, MissingExtra
 
 try:
     from mpi4py import MPI
-except ImportError as error:
+except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 _FLOATS = {dtype.spelling for dtype in DType}

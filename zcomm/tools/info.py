@@ -126,12 +126,32 @@ def _package(package: Package) -> Finding:
 def _mpi_library() -> list[Finding]:
     if find_spec("mpi4py") is None:
         return []
-    for name in MPI_LIBRARIES:
-        found = _first_version((name,))
-        if found:
-            return [Finding("packages", "MPI library", True, f"{name} {found} (a wheel)")]
+    wheels = [f"{name} {found} (a wheel)" for name in MPI_LIBRARIES if (found := _first_version((name,)))]
     detail = "no wheel of one; mpi4py uses the system's, if there is one (zcomm info --probe asks it)"
-    return [Finding("packages", "MPI library", None, detail)]
+    if len(wheels) > 1:
+        detail = f"{' and '.join(wheels)}: each brings an mpiexec and overwrites the other's; uninstall one"
+    elif wheels:
+        detail = wheels[0]
+    library = Finding("packages", "MPI library", len(wheels) == 1 if wheels else None, detail)
+    return [library, _mpi_launcher(wheels)]
+
+
+def _mpi_launcher(
+    wheels: list[str],  # of MPI libraries, by their names
+) -> Finding:
+    """Which mpiexec starts programs of this Python, and whether it is the library's own."""
+    from zcomm.errors import ClusterError
+    from zcomm.tools.cluster_mpi import find_launcher
+
+    try:
+        launcher = find_launcher([sys.executable], os.environ)
+    except ClusterError as problem:
+        return Finding("packages", "mpiexec", False, str(problem))
+    detail = f"{launcher.path}, {launcher.kind}'s"
+    fits = not wheels or any(wheel.startswith(launcher.kind) for wheel in wheels)
+    if not fits:
+        detail += f", which does not fit {wheels[0]}: each process would believe to be alone, or end in MPI_Init"
+    return Finding("packages", "mpiexec", fits, detail)
 
 
 def _first_version(distributions: tuple[str, ...]) -> str | None:
@@ -189,7 +209,11 @@ def _ask_torch(torch: Any) -> str:
 
 
 def _ask_mpi(mpi: Any) -> str:
-    return str(mpi.Get_library_version()).splitlines()[0].strip("\0 ")
+    from zcomm.transports.mpi_launcher import check_launcher
+
+    library = " ".join(str(mpi.Get_library_version()).splitlines()[0].strip("\0 ").split())
+    check_launcher(mpi.COMM_WORLD.Get_size(), library)
+    return f"{library}; this process is one of {mpi.COMM_WORLD.Get_size()}"
 
 
 def _ask_cupy(cupy: Any) -> str:

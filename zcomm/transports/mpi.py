@@ -25,7 +25,7 @@ from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
 
 try:
     from mpi4py import MPI
-except ImportError as error:
+except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library
     raise MissingExtra(
         f"mpi4py or its MPI library cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'"
     ) from error
