@@ -4,6 +4,7 @@ Python fences of one page run in order and share their names. A comment before a
 
     <!-- runs: alone -->    in this process
     <!-- runs: 2x2 -->      on 2 nodes x 2 ranks, under zcomm cluster
+    <!-- runs: mpi -->      on 2 nodes x 2 ranks, under zcomm cluster --mpi
 
 A fence without one is a fragment: it must parse, and its imports must work.
 """
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import mpi_world
 import pytest
 
 import zcomm
@@ -33,16 +35,15 @@ CLUSTER_TIMEOUT_S = 120
 # Run by every rank: argv[1] is a JSON list of [name, first line, source], one namespace and one port per page.
 RUN_PAGES = """
 import json, os, sys
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
 port = int(os.environ["MASTER_PORT"])
 for number, page in enumerate(json.load(open(sys.argv[1]))):
     os.environ["MASTER_PORT"] = str(port + number)
     names = {"__name__": "__main__"}
     for name, line, source in page:
         exec(compile("\\n" * line + source, name, "exec"), names)
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    torch = sys.modules.get("torch")
+    if torch and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 """
 
 
@@ -51,7 +52,7 @@ class Fence(NamedTuple):
 
     page: str
     line: int  # of its opening mark
-    runs: str  # "alone", "2x2", or "" for a fragment
+    runs: str  # "alone", "2x2", "mpi", or "" for a fragment
     source: str
 
 
@@ -116,7 +117,7 @@ def test_links_resolve(page):
 
 
 def test_markers_of_fences_are_known():
-    assert {fence.runs for fence in all_fences()} <= {"alone", "2x2", ""}
+    assert {fence.runs for fence in all_fences()} <= {"alone", "2x2", "mpi", ""}
 
 
 def test_fragments_parse_and_import_what_exists():
@@ -204,15 +205,26 @@ def test_examples_run_alone(page):
 
 def test_examples_run_on_two_nodes_with_two_ranks(tmp_path):
     pytest.importorskip("torch")
-    programs = [[(fence.page, fence.line, fence.source) for fence in page] for page in by_page("2x2").values()]
-    (tmp_path / "pages.json").write_text(json.dumps(programs))
-    (tmp_path / "run_pages.py").write_text(RUN_PAGES)
-    cluster = ["-m", "zcomm", "cluster", "--nodes", "2", "--ranks-per-node", "2", "--quiet"]
-    program = [sys.executable, str(tmp_path / "run_pages.py"), str(tmp_path / "pages.json")]
+    run_on_a_cluster(tmp_path, "2x2")
+
+
+def test_mpi_examples_run_on_two_nodes_with_two_ranks(tmp_path):
+    if mpi_world.why_not():
+        pytest.skip(mpi_world.why_not())
+    run_on_a_cluster(tmp_path, "mpi", "--mpi")
+
+
+def run_on_a_cluster(folder: Path, runs: str, *options: str) -> None:
+    """Run the examples of one kind on an emulated cluster."""
+    programs = [[(fence.page, fence.line, fence.source) for fence in page] for page in by_page(runs).values()]
+    (folder / "pages.json").write_text(json.dumps(programs))
+    (folder / "run_pages.py").write_text(RUN_PAGES)
+    cluster = ["-m", "zcomm", "cluster", "--nodes", "2", "--ranks-per-node", "2", "--quiet", *options]
+    program = [sys.executable, str(folder / "run_pages.py"), str(folder / "pages.json")]
 
     done = subprocess.run(
         [sys.executable, *cluster, "--timeout", str(CLUSTER_TIMEOUT_S), "--", *program],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
