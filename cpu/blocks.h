@@ -5,22 +5,13 @@
 
 constexpr zc_i64 TILE = 1024;  // elements; a multiple of 8
 
-// A number as a type, and the choice of one at run time.
-template <int V>
-struct Constant {
-  static constexpr int value = V;
-};
-template <int FIRST, int SECOND, class F>
-ZC_FN void with_value(zc_i32 value, F f) {
-  return value == FIRST ? f(Constant<FIRST>()) : f(Constant<SECOND>());
-}
-
 // Where a chunk of n elements keeps a block's scale and codes.
 struct Layout {
   zc_i64 n, block, codes_offset;
   zc_i32 bits;
 
-  ZC_FN Layout of(const zc_codec &codec, zc_i64 n) {
+  ZC_FN Layout of(const zc_codec &codec, zc_i64 n_elems) {
+    const zc_i64 n = codec.rotated ? zc_n_rotated(n_elems) : n_elems;
     return {n, codec.block, zc_codes_offset(n, codec.block), codec.bits};
   }
   zc_i64 scale_at(zc_i64 b) const { return 2 * b; }

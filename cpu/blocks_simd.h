@@ -2,6 +2,15 @@
 // build. Same bits as the loops of cpu/blocks.h. Included once per build of cpu/loops.cpp that has AVX2, inside its
 // namespace.
 
+template <bool FIRST, class A, class B>
+struct Choice {
+  typedef A type;
+};
+template <class A, class B>
+struct Choice<false, A, B> {
+  typedef B type;
+};
+
 namespace avx2 {
 #include "int_block_avx2.h"
 }
@@ -11,6 +20,7 @@ namespace avx512 {
 }
 #endif
 
+constexpr zc_i64 ROTATED_BLOCK = 256;  // longer ones are rotated before they are encoded
 constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divisions are slow one after the other
 
 ZC_FN bool is_usual(const zc_codec &codec) {
@@ -31,6 +41,15 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
   return avx512::block_amax<E>(x, block);
 #else
   return avx2::block_amax<E>(x, block);
+#endif
+}
+
+template <class E>
+ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
+#ifdef __AVX512BW__
+  return avx512::rotate_block<E>(x, block, rotated);
+#else
+  return avx2::rotate_block<E>(x, block, rotated);
 #endif
 }
 
@@ -55,26 +74,34 @@ static void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_
   for (; b < end; ++b, sums += block) avx2::sum_block<BITS>(block, at.codes_at(b), wires, k, b, sums);
 }
 
-// Encodes count whole blocks; BY_CHANCE: of at most TILE elements.
-template <int BITS, bool BY_CHANCE, class E>
+// Encodes count whole blocks; BY_CHANCE: of at most TILE elements; ROTATED: of at most ROTATED_BLOCK.
+template <int BITS, bool BY_CHANCE, bool ROTATED, class E>
 static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chance &chance, u16_at *scales,
                          zc_u8 *codes) {
+  typedef typename Choice<ROTATED, Float32, E>::type Coded;
   zc_u16 room[BY_CHANCE ? TILE + 2 * SPAN : 1];
+  float rotated[ROTATED ? GROUP * ROTATED_BLOCK : 1];
   const float qmax = (float)zc_qmax(BITS);
   const zc_u32 cap = zc_scale_cap(BITS);
   for (zc_i64 first = 0; first < count; first += GROUP) {
     const zc_i64 group = count - first < GROUP ? count - first : GROUP;
     zc_u32 amax[GROUP] = {0}, bits[GROUP];
     float inv[GROUP];
-    for (zc_i64 g = 0; g < group; ++g) amax[g] = block_amax<E>(x + (first + g) * block * E::size, block);
+    const zc_u8 *from = x + first * block * E::size;
+    for (zc_i64 g = 0; g < group; ++g) {
+      const zc_u8 *of_block = from + g * block * E::size;
+      amax[g] = ROTATED ? rotate_block<E>(of_block, block, rotated + g * block) : block_amax<E>(of_block, block);
+    }
     for (zc_i64 g = 0; g < GROUP; ++g) {
       const zc_scale s = zc_block_scale(amax[g], qmax, cap);
       bits[g] = s.bits;
       inv[g] = s.inv;
     }
+    const zc_u8 *coded = ROTATED ? (const zc_u8 *)rotated : from;
     for (zc_i64 g = 0; g < group; ++g) {
-      const zc_u8 *ahead = x + (first + g + GROUP) * block * E::size;  // what is read next, while this is computed
-      for (zc_i64 i = 0; BY_CHANCE && i < block * E::size; i += 64) _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
+      const zc_u8 *ahead = from + (g + GROUP) * block * E::size;  // what is read next, while this is computed
+      for (zc_i64 i = 0; (BY_CHANCE || ROTATED) && i < block * E::size; i += 64)
+        _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
       zc_u8 *out = codes + (first + g) * (block / 8 * BITS);
       scales[first + g] = (zc_u16)bits[g];
       if (inv[g] == 0.0f) {
@@ -82,7 +109,22 @@ static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chanc
         continue;
       }
       const zc_u16 *drawn = BY_CHANCE ? draw_elements(chance.from((first + g) * block), block, room) : room;
-      quantize_block<BITS, BY_CHANCE, E>(x + (first + g) * block * E::size, block, inv[g], drawn, out);
+      quantize_block<BITS, BY_CHANCE, Coded>(coded + g * block * Coded::size, block, inv[g], drawn, out);
     }
   }
+}
+
+// The same, whichever usual codec it is.
+template <bool ROTATED, class E>
+static void encode_usual(const zc_codec &codec, const zc_u8 *x, zc_i64 count, const Chance &chance, u16_at *scales,
+                         zc_u8 *codes) {
+  const bool by_chance = codec.rounding == ZC_STOCHASTIC;
+  if (codec.bits == 8 && by_chance)
+    encode_whole<8, true, ROTATED, E>(x, count, codec.block, chance, scales, codes);
+  else if (codec.bits == 8)
+    encode_whole<8, false, ROTATED, E>(x, count, codec.block, chance, scales, codes);
+  else if (by_chance)
+    encode_whole<4, true, ROTATED, E>(x, count, codec.block, chance, scales, codes);
+  else
+    encode_whole<4, false, ROTATED, E>(x, count, codec.block, chance, scales, codes);
 }

@@ -120,6 +120,22 @@ ZC_FN void stream8(zc_u8 *p, __m256 x) {
 }
 #endif
 
+#ifdef __AVX512F__
+template <class E>
+ZC_FN __m512 load16(const zc_u8 *p) {
+  if constexpr (E::dtype == ZC_FLOAT32) {
+    return _mm512_loadu_ps(p);
+  } else if constexpr (E::dtype == ZC_BFLOAT16) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_bytes(p)), 16));
+  } else if constexpr (E::dtype == ZC_FLOAT16) {
+    return _mm512_cvtph_ps(load_bytes(p));
+  } else {
+    const __m512 low = _mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(p)));
+    return _mm512_insertf32x8(low, _mm512_cvtpd_ps(_mm512_loadu_pd(p + 64)), 1);
+  }
+}
+#endif
+
 // n elements of From at source become elements of To at target, through fp32.
 template <class From, class To>
 ZC_FN void convert(const zc_u8 *__restrict source, zc_i64 n, zc_u8 *__restrict target) {

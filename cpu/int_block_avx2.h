@@ -1,6 +1,13 @@
 // Whole blocks of 8-bit and 4-bit codes by AVX2: what cpu/blocks_simd.h is made of on machines without AVX-512.
 // Blocks are a multiple of 64. Included once per build of cpu/loops.cpp, inside its namespace and `namespace avx2`.
 
+ZC_FN zc_u32 largest(__m256i m8) {
+  __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
+  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
+  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
+  return (zc_u32)_mm_cvtsi128_si32(m4);
+}
+
 // The largest magnitude bits of a block.
 template <class E>
 ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
@@ -11,12 +18,19 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
       const __m256i bits = _mm256_castps_si256(load8<E>(x + (j + 8 * i) * E::size));
       m[i] = _mm256_max_epi32(m[i], _mm256_and_si256(bits, magnitude));
     }
-  const __m256i m8 = _mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3]));
-  __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
-  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
-  m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
-  return (zc_u32)_mm_cvtsi128_si32(m4);
+  return largest(_mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3])));
 }
+
+#ifndef __AVX512F__
+// The block rotated into `rotated`, and its largest magnitude bits.
+template <class E>
+ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
+  __m256i m = _mm256_setzero_si256();
+  for (zc_i64 j = 0; j < block; j += ZC_ROTATE_GROUP)
+    m = _mm256_max_epi32(m, rotate_group<E>(x + j * E::size, ZC_ROTATE_SCALE, rotated + j));
+  return largest(m);
+}
+#endif
 
 // 32 elements as 32 codes. BY_CHANCE: `chance` holds their random bits; the sums and the clamp are zc_code_by_chance's.
 template <int BITS, bool BY_CHANCE, class E>

@@ -1,20 +1,6 @@
 // Whole blocks of 8-bit and 4-bit codes by AVX-512. Blocks are a multiple of 64, of 4-bit codes a multiple of 128.
 // Included once per build of cpu/loops.cpp, inside its namespace and `namespace avx512`.
 
-template <class E>
-ZC_FN __m512 load16(const zc_u8 *p) {
-  if constexpr (E::dtype == ZC_FLOAT32) {
-    return _mm512_loadu_ps(p);
-  } else if constexpr (E::dtype == ZC_BFLOAT16) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_bytes(p)), 16));
-  } else if constexpr (E::dtype == ZC_FLOAT16) {
-    return _mm512_cvtph_ps(load_bytes(p));
-  } else {
-    const __m512 low = _mm512_castps256_ps512(_mm512_cvtpd_ps(_mm512_loadu_pd(p)));
-    return _mm512_insertf32x8(low, _mm512_cvtpd_ps(_mm512_loadu_pd(p + 64)), 1);
-  }
-}
-
 // The largest magnitude bits of a block.
 template <class E>
 ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
@@ -27,6 +13,15 @@ ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
     }
   return (zc_u32)_mm512_reduce_max_epi32(
       _mm512_max_epi32(_mm512_max_epi32(m[0], m[1]), _mm512_max_epi32(m[2], m[3])));
+}
+
+// The block rotated into `rotated`, and its largest magnitude bits.
+template <class E>
+ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
+  __m512i m = _mm512_setzero_si512();
+  for (zc_i64 j = 0; j < block; j += ZC_ROTATE_GROUP)
+    m = _mm512_max_epi32(m, rotate_group<E>(x + j * E::size, ZC_ROTATE_SCALE, rotated + j));
+  return (zc_u32)_mm512_reduce_max_epi32(m);
 }
 
 // 64 elements as 64 codes, in the order that packing leaves them; `in_order` puts them right. BY_CHANCE: as by AVX2.

@@ -7,6 +7,7 @@
 // the widest one by the linker.
 #include "native.h"
 
+#include "../cuda/hadamard.cuh"
 #include "../cuda/int_block.cuh"
 #include "../cuda/philox.cuh"
 
@@ -24,6 +25,7 @@ namespace ZC_JOIN(zc_, ZC_BUILD) {
 namespace {
 
 #include "elements.h"
+#include "hadamard.h"
 #include "philox.h"
 #include "rules.h"
 #include "blocks.h"
@@ -79,14 +81,7 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
 #ifdef __AVX2__
   if (is_usual(codec)) {
     const zc_i64 whole = count / at.block;
-    const auto encode = [&](auto bits, auto by_chance) {
-      encode_whole<decltype(bits)::value, decltype(by_chance)::value, E>(
-          x, whole, at.block, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
-    };
-    with_value<ZC_STOCHASTIC, ZC_NEAREST>(codec.rounding, [&](auto rounding) {
-      const Constant<decltype(rounding)::value == ZC_STOCHASTIC> by_chance;
-      with_value<8, 4>(codec.bits, [&](auto bits) { encode(bits, by_chance); });
-    });
+    encode_usual<false, E>(codec, x, whole, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
     b += whole;
     x += whole * at.block * E::size;
   }
@@ -105,10 +100,50 @@ static void pad_blocks(const Layout &at, zc_u8 *wire) {
   zero(wire, at.codes_offset + codes_nbytes, at.codes_offset + zc_padded(codes_nbytes));
 }
 
+// Encodes the blocks from element `begin` on of what read(start, count, floats) gives, as many at a time as SUMS floats
+// hold. `rotates`: of its rotation, whose last group zeros fill up.
+template <zc_i64 SUMS, class Read>
+static __attribute__((noinline)) void encode_read_in(const zc_codec &codec, const Layout &at, zc_i64 begin, zc_i64 n_read,
+                                                     bool rotates, const Chance &chance, zc_u8 *wire,
+                                                     const Read &read) {
+  alignas(64) float x[SUMS];
+  const zc_i64 step = SUMS / at.block * at.block;
+  for (zc_i64 start = begin; start < at.n; start += step) {
+    const zc_i64 count = at.n - start < step ? at.n - start : step;
+    const zc_i64 present = n_read - start < count ? n_read - start : count;
+    read(start, present, x);
+    for (zc_i64 i = present; i < count; ++i) x[i] = 0.0f;
+    if (rotates) rotate(x, count);
+    encode_blocks<Float32>(codec, at, start, (const zc_u8 *)x, count, chance, wire);
+  }
+  pad_blocks(at, wire);
+}
+
+template <class Read>
+ZC_FN void encode_read(const zc_codec &codec, const Layout &at, zc_i64 begin, zc_i64 n_read, bool rotates,
+                       const Chance &chance, zc_u8 *wire, const Read &read) {
+  if (at.block <= 4 * TILE)
+    encode_read_in<4 * TILE>(codec, at, begin, n_read, rotates, chance, wire, read);
+  else
+    encode_read_in<64 * TILE>(codec, at, begin, n_read, rotates, chance, wire, read);
+}
+
 template <class E>
 static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, const Chance &chance, zc_u8 *wire) {
   if (codec.kind == ZC_INT_BLOCK) {
     const Layout at = Layout::of(codec, n);
+    if (codec.rotated) {
+      zc_i64 done = 0;
+#ifdef __AVX2__
+      if (is_usual(codec) && codec.block <= ROTATED_BLOCK) {
+        done = n / codec.block * codec.block;
+        encode_usual<true, E>(codec, source, n / codec.block, chance, (u16_at *)wire, wire + at.codes_offset);
+      }
+#endif
+      return encode_read(codec, at, done, n, true, chance, wire, [&](zc_i64 start, zc_i64 count, float *x) {
+        convert<E, Float32>(source + start * E::size, count, (zc_u8 *)x);
+      });
+    }
     encode_blocks<E>(codec, at, 0, source, n, chance, wire);
     pad_blocks(at, wire);
     return;
@@ -216,6 +251,14 @@ static void sum_elements(const Sum &sum, zc_i64 start, zc_i64 count, float_at *s
     for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_div(sums[i], divisor);
 }
 
+// Finished sums of elements start..start + count, rotated back: start is a multiple of 32 if they are, and sums has
+// room for a multiple of 32.
+ZC_FN void sum_as_elements(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
+  if (!sum.codec.rotated) return sum_elements(sum, start, count, sums);
+  sum_elements(sum, start, zc_n_rotated(count), sums);
+  rotate_back(sums, zc_n_rotated(count));
+}
+
 ZC_FN bool sums_in_float64(const zc_codec &codec) { return codec.kind == ZC_RAW && codec.element == ZC_FLOAT64; }
 
 // Elements to sum at a time: whole blocks, if a tile can hold one.
@@ -234,7 +277,7 @@ static void stream_reduce(const Sum &sum, zc_u8 *target) {
     const zc_i64 count = sum.n - start < tile ? sum.n - start : tile, whole = count & ~(zc_i64)7;
     zc_u8 *out = target + start * E::size;
     alignas(64) float sums[TILE];
-    sum_elements(sum, start, count, sums);
+    sum_as_elements(sum, start, count, sums);
     for (zc_i64 i = 0; i < whole; i += 8) stream8<E>(out + i * E::size, _mm256_load_ps(sums + i));
     convert<Float32, E>((const zc_u8 *)(sums + whole), count - whole, out + whole * E::size);
   }
@@ -252,15 +295,13 @@ static void reduce(const Sum &sum, zc_u8 *target) {
   for (zc_i64 start = 0; start < sum.n; start += tile) {
     const zc_i64 count = sum.n - start < tile ? sum.n - start : tile;
     zc_u8 *out = target + start * E::size;
-    if constexpr (E::dtype == ZC_FLOAT32) {
+    if (E::dtype == ZC_FLOAT64 && sums_in_float64(sum.codec)) {
+      sum_float64(sum, start, count, (double_at *)out);
+    } else if (E::dtype == ZC_FLOAT32 && !sum.codec.rotated) {
       sum_elements(sum, start, count, (float_at *)out);
     } else {
-      if (E::dtype == ZC_FLOAT64 && sums_in_float64(sum.codec)) {
-        sum_float64(sum, start, count, (double_at *)out);
-        continue;
-      }
       alignas(64) float sums[TILE];
-      sum_elements(sum, start, count, sums);
+      sum_as_elements(sum, start, count, sums);
       convert<Float32, E>((const zc_u8 *)sums, count, out);
     }
   }
@@ -273,23 +314,31 @@ static void reduce_carried(const Sum &sum, zc_u8 *wire) {
   zero(wire, sum.n * W::size, zc_padded(sum.n * W::size));
 }
 
-// Re-encodes into blocks of at most SUMS elements, as many at a time as SUMS elements hold.
-template <zc_i64 SUMS>
-static __attribute__((noinline)) void reduce_blocks(const Sum &sum, const zc_codec &codec_out, const Chance &chance,
-                                                    zc_u8 *wire) {
-  alignas(64) float sums[SUMS];
-  const Layout at = Layout::of(codec_out, sum.n);
-  const zc_i64 step = SUMS / at.block * at.block, tile = tile_of(sum.codec);
-  for (zc_i64 start = 0; start < sum.n; start += step) {
-    const zc_i64 count = sum.n - start < step ? sum.n - start : step;
-    for (zc_i64 lo = 0; lo < count;) {  // pieces that end where the chunks' own tiles end
-      const zc_i64 to_end = tile - (start + lo) % tile, piece = count - lo < to_end ? count - lo : to_end;
-      sum_elements(sum, start + lo, piece, sums + lo);
-      lo += piece;
+// Finished sums of elements start..start + count, wherever start is, in pieces that end where the chunks' own tiles end.
+// `elements`: rotated back if they are rotated.
+static void read_sums(const Sum &sum, bool elements, zc_i64 start, zc_i64 count, float *sums) {
+  const zc_i64 tile = tile_of(sum.codec), end = start + count;
+  while (start < end) {
+    const zc_i64 to_end = tile - start % tile, piece = end - start < to_end ? end - start : to_end;
+    if (elements && sum.codec.rotated) {
+      const zc_i64 skipped = start % ZC_ROTATE_GROUP;
+      float whole[TILE];
+      sum_as_elements(sum, start - skipped, skipped + piece, whole);
+      __builtin_memcpy(sums, whole + skipped, (size_t)piece * sizeof(float));
+    } else {
+      sum_elements(sum, start, piece, sums);
     }
-    encode_blocks<Float32>(codec_out, at, start, (const zc_u8 *)sums, count, chance, wire);
+    start += piece;
+    sums += piece;
   }
-  pad_blocks(at, wire);
+}
+
+// Re-encodes into blocks. Between two rotated codecs nothing is rotated.
+static void reduce_blocks(const Sum &sum, const zc_codec &codec_out, const Chance &chance, zc_u8 *wire) {
+  const Layout at = Layout::of(codec_out, sum.n);
+  const bool stay = sum.codec.rotated && codec_out.rotated;
+  encode_read(codec_out, at, 0, stay ? at.n : sum.n, codec_out.rotated && !stay, chance, wire,
+              [&](zc_i64 start, zc_i64 count, float *x) { read_sums(sum, !stay, start, count, x); });
 }
 
 }  // namespace
@@ -315,10 +364,8 @@ ZC_SEPARATE void reduce_any(const Sum &sum, zc_u8 *target, zc_i32 dtype) {
 ZC_SEPARATE void reduce_encode_any(const Sum &sum, const zc_codec &codec_out, const Chance &chance, zc_u8 *wire) {
   if (codec_out.kind != ZC_INT_BLOCK)
     with_element(codec_out.element, [&](auto element) { reduce_carried<decltype(element)>(sum, wire); });
-  else if (codec_out.block <= 4 * TILE)
-    reduce_blocks<4 * TILE>(sum, codec_out, chance, wire);
   else
-    reduce_blocks<64 * TILE>(sum, codec_out, chance, wire);
+    reduce_blocks(sum, codec_out, chance, wire);
 }
 
 }  // namespace

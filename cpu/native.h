@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define ZC_ABI 2  // counted up when anything below changes; zcomm/engines/native.py refuses another number
+#define ZC_ABI 3  // counted up when anything below changes; zcomm/engines/native.py refuses another number
 #define ZC_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum zc_dtype : int32_t { ZC_FLOAT32, ZC_BFLOAT16, ZC_FLOAT16, ZC_FLOAT64 };  // zcomm/buffers.py, DType
@@ -22,6 +22,7 @@ struct zc_codec {
   int32_t bits;      // int_block
   int32_t block;     // int_block
   int32_t rounding;  // int_block: zc_rounding
+  int32_t rotated;   // int_block: 1 inside hadamard
 };
 
 struct zc_draw {  // zcomm/wire/draw.py; null for codecs that leave nothing to chance

@@ -35,6 +35,7 @@ static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
 static const int SIZES[4] = {4, 2, 2, 8};
 
 static int64_t wire_nbytes(const zc_codec &c, int64_t n) {
+  if (c.rotated) n = (n + 31) / 32 * 32;
   if (c.kind != ZC_INT_BLOCK) return padded(n * SIZES[c.element]);
   return padded(2 * ((n + c.block - 1) / c.block)) + padded((n + 7) / 8 * c.bits);
 }
@@ -60,15 +61,21 @@ static void run(const zc_codec &codec, const zc_codec &again, int64_t n, bool at
 int main() {
   static const int64_t counts[] = {0, 1, 7, 8, 9, 63, 64, 65, 127, 129, 255, 257, 1001, 5003};
   static const int32_t blocks[] = {8, 24, 64, 128, 256, 1032, 8192};
-  const zc_codec int8 = {ZC_INT_BLOCK, 0, 8, 256, ZC_STOCHASTIC}, bf16 = {ZC_CAST, ZC_BFLOAT16, 0, 0, 0};
+  const zc_codec int8 = {ZC_INT_BLOCK, 0, 8, 256, ZC_STOCHASTIC, 0}, bf16 = {ZC_CAST, ZC_BFLOAT16, 0, 0, 0, 0};
+  const zc_codec rotated = {ZC_INT_BLOCK, 0, 4, 128, ZC_NEAREST, 1};
   for (int64_t n : counts)
     for (int at_end = 0; at_end < 2; ++at_end) {
       for (int32_t bits = 2; bits <= 8; ++bits)
         for (int32_t block : blocks)
-          run({ZC_INT_BLOCK, 0, bits, block, (block / 8 + bits) % 2}, block % 16 ? bf16 : int8, n, at_end);
-      for (int32_t element = 0; element < 4; ++element) run({ZC_RAW, element, 0, 0, 0}, int8, n, at_end);
-      run(bf16, {ZC_INT_BLOCK, 0, 4, 8192, ZC_NEAREST}, n, at_end);
-      run({ZC_CAST, ZC_FLOAT16, 0, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0, 0}, n, at_end);
+          run({ZC_INT_BLOCK, 0, bits, block, (block / 8 + bits) % 2, 0}, block % 16 ? bf16 : int8, n, at_end);
+      for (int32_t element = 0; element < 4; ++element) run({ZC_RAW, element, 0, 0, 0, 0}, int8, n, at_end);
+      run(bf16, {ZC_INT_BLOCK, 0, 4, 8192, ZC_NEAREST, 0}, n, at_end);
+      run({ZC_CAST, ZC_FLOAT16, 0, 0, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0, 0, 0}, n, at_end);
+      run(rotated, rotated, n, at_end);
+      run(rotated, {ZC_INT_BLOCK, 0, 5, 24, ZC_NEAREST, 0}, n, at_end);
+      run({ZC_INT_BLOCK, 0, 8, 32, ZC_STOCHASTIC, 1}, bf16, n, at_end);
+      run({ZC_INT_BLOCK, 0, 3, 8192, ZC_STOCHASTIC, 1}, rotated, n, at_end);
+      run(int8, {ZC_INT_BLOCK, 0, 8, 8, ZC_STOCHASTIC, 1}, n, at_end);
     }
   printf("%ld runs\n", runs);
 }

@@ -89,3 +89,17 @@ def test_encoding_leaves_guard_bytes_and_misaligned_memory_alone() -> None:
     assert inputs.encode(ENGINE, codec("int4"), x, DType.FLOAT32, 0) == inputs.encode(
         ENGINE, codec("int4"), x, DType.FLOAT32, 3
     )
+
+
+def test_chunks_of_rotated_elements_are_added_as_they_are() -> None:
+    hadamard, inner = codec("hadamard:int4"), codec("int4")
+    x = [np.random.default_rng(seed).standard_normal(160).astype(np.float32) for seed in range(3)]
+    wires = [inputs.encode(ENGINE, hadamard, part, DType.FLOAT32) for part in x]
+
+    again = inputs.reduce_encode(ENGINE, hadamard, wires, 160, Finish(divisor=3), codec("hadamard:int8"))
+    summed = total(hadamard, wires, 160, NO_FINISH, DType.FLOAT32)
+
+    # Between two rotations nothing is rotated: the bytes are those of the inner codecs.
+    assert again == inputs.reduce_encode(ENGINE, inner, wires, 160, Finish(divisor=3), codec("int8"))
+    one_by_one = sum(np.array(total(hadamard, [wire], 160, NO_FINISH, DType.FLOAT32)) for wire in wires)
+    assert summed == pytest.approx(one_by_one, abs=1e-5)

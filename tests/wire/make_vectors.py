@@ -176,6 +176,44 @@ def int_block(x: list[int], bits: int, block: int, by_chance: bool = False) -> t
     return padded(scales) + padded(codes), decoded
 
 
+NAN = 0x7FC00000
+
+
+def added(a: int, b: int) -> int:
+    """The sum of two fp32 numbers, as bits; any NaN is NAN."""
+    infinite = [bits for bits in (a, b) if bits % 2**31 >= FP32.infinity]
+    if infinite:
+        one_kind = all(bits == infinite[0] for bits in infinite) and infinite[0] % 2**31 == FP32.infinity
+        return infinite[0] if one_kind else NAN
+    return nearest((value(a, FP32) or Fraction(0)) + (value(b, FP32) or Fraction(0)), FP32)
+
+
+def negated(a: int) -> int:
+    return a ^ 2**31
+
+
+def walsh(group: list[int]) -> list[int]:
+    """The 32 sums and differences of a group: those of pairs of neighbours first."""
+    for log in range(5):
+        group = [
+            added(negated(group[i]), group[i - 2**log]) if i // 2**log % 2 else added(group[i], group[i + 2**log])
+            for i in range(32)
+        ]
+    return group
+
+
+def hadamard(x: list[int], *inner: int) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits of an int_block behind the rotation."""
+    scaled = []
+    for bits in x + [0] * (-len(x) % 32):
+        number = value(bits, FP32)
+        scaled.append(bits if number is None else nearest(number / 32, FP32))
+    rotated = [y for start in range(0, len(scaled), 32) for y in walsh(scaled[start : start + 32])]
+    wire, decoded = int_block(rotated, *inner)  # type: ignore[arg-type]
+    back = [y for start in range(0, len(decoded), 32) for y in walsh(decoded[start : start + 32])]
+    return wire, back[: len(x)]
+
+
 def cast(x: list[int], form: Format, quiet: int) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     wire: list[int] = []
@@ -252,10 +290,13 @@ def main() -> None:
         "int2:stochastic": (2, 128, True),
     }
     codecs |= {"int4:64": (4, 64), "int8:8": (8, 8), "int6:24": (6, 24), "int3:40": (3, 40), "int7:16": (7, 16)}
+    codecs |= {"hadamard:int4": (4, 128), "hadamard:int6:16": (6, 16), "hadamard:int8:stochastic": (8, 256, True)}
     for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, "bf16", "fp16", "raw")]:
         arrays = {"draw": np.array(DRAW, np.uint64)} if "stochastic" in name else {}
         for case, x in inputs(block).items():
-            if name in codecs:
+            if name.startswith("hadamard"):
+                wire, decoded = hadamard(x, *codecs[name])
+            elif name in codecs:
                 wire, decoded = int_block(x, *codecs[name])
             elif name == "raw":
                 wire, decoded = raw(x)

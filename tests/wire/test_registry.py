@@ -4,6 +4,7 @@ import pytest
 
 from zcomm.errors import CodecError
 from zcomm.wire.cast import Cast
+from zcomm.wire.hadamard import Hadamard
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.raw import Raw
 from zcomm.wire.registry import NAMES, codec
@@ -27,6 +28,7 @@ KNOWN = "bf16, fp16, int2, int3, int4, int5, int6, int7, int8, raw"
         ("int2", IntBlock(2, 128)),
         ("int8:512", IntBlock(8, 512)),
         ("int4:64", IntBlock(4, 64)),
+        ("hadamard:int4:64", Hadamard(IntBlock(4, 64))),
         ("int8:stochastic", IntBlock(8, 256, "stochastic")),
         ("int4:64:stochastic", IntBlock(4, 64, "stochastic")),
     ],

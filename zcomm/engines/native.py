@@ -19,10 +19,11 @@ from zcomm.errors import EngineError
 from zcomm.wire.cast import Cast
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw, check_draw
+from zcomm.wire.hadamard import Hadamard
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.raw import Raw
 
-_ABI = 2  # ZC_ABI of cpu/native.h
+_ABI = 3  # ZC_ABI of cpu/native.h
 _ADVICE = "install g++ or clang++ and run pip install again"
 
 
@@ -50,7 +51,7 @@ class NativeEngine:
 
     def supports(self, codec: Codec) -> bool:
         """Whether the library has loops for this codec."""
-        return isinstance(codec, IntBlock | Cast | Raw)
+        return isinstance(codec.inner if isinstance(codec, Hadamard) else codec, IntBlock | Cast | Raw)
 
     def encode(
         self,
@@ -130,6 +131,7 @@ class _Record(ctypes.Structure):
         ("bits", ctypes.c_int32),
         ("block", ctypes.c_int32),
         ("rounding", ctypes.c_int32),
+        ("rotated", ctypes.c_int32),
     )
 
 
@@ -145,7 +147,8 @@ _ROUNDINGS = {"nearest": 0, "stochastic": 1}  # zc_rounding
 
 def _drawn(codec: Codec, draw: Draw | None) -> Any:
     """The draw as the library takes it; None where nothing is left to chance."""
-    if isinstance(codec, IntBlock) and codec.rounding != "nearest":
+    inner = codec.inner if isinstance(codec, Hadamard) else codec
+    if isinstance(inner, IntBlock) and inner.rounding != "nearest":
         return _Draw(*check_draw(codec, draw))
     return None
 
@@ -153,6 +156,10 @@ def _drawn(codec: Codec, draw: Draw | None) -> Any:
 @lru_cache(maxsize=256)
 def _record(codec: Codec) -> _Record:
     """The codec as the library takes it, made once."""
+    if isinstance(codec, Hadamard):
+        record = _Record.from_buffer_copy(_record(codec.inner))
+        record.rotated = 1
+        return record
     if isinstance(codec, IntBlock):
         return _Record(_INT_BLOCK, 0, codec.bits, codec.block, _ROUNDINGS[codec.rounding])
     if isinstance(codec, Cast):

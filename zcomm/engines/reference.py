@@ -17,6 +17,7 @@ from zcomm.engines.engine import Finish
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
+from zcomm.wire.hadamard import Hadamard, rotated_back
 from zcomm.wire.raw import Raw
 
 
@@ -66,7 +67,7 @@ class ReferenceEngine:
         dtype: DType,
     ) -> None:
         """Decode k chunks, add them in this order in fp32 (raw:float64 in fp64), finish, narrow, store."""
-        total = _sum(codec, wires, n_elems, finish)
+        total = _as_elements(codec, _sum(codec, wires, n_elems, finish), n_elems)
         _elements(target, n_elems, dtype)[:] = _narrowed(total, dtype)
 
     def reduce_encode(
@@ -81,6 +82,10 @@ class ReferenceEngine:
     ) -> None:
         """As reduce, but the finished fp32 sums are encoded again by codec_out instead of stored."""
         total = _sum(codec, wires, n_elems, finish)
+        if isinstance(codec, Hadamard) and isinstance(codec_out, Hadamard):
+            codec_out = codec_out.inner  # of sums that are rotated already
+        else:
+            total = _as_elements(codec, total, n_elems)
         _encode(codec_out, total, DType.FLOAT64 if total.dtype == np.float64 else DType.FLOAT32, wire_out, draw)
 
 
@@ -89,8 +94,10 @@ def _sum(
     wires: Sequence[int],
     n_elems: int,
     finish: Finish,
-) -> np.ndarray:  # float32 (n,); raw:float64: float64 (n,)
+) -> np.ndarray:  # float32 (n,); raw:float64: float64 (n,); hadamard: float32, the sums of rotated elements
     """The finished sum of k chunks. Each operation is rounded by itself, in the order of the chunks."""
+    if isinstance(codec, Hadamard):
+        return _sum(codec.inner, wires, codec.n_rotated(n_elems), finish)
     with np.errstate(all="ignore"):
         total = fold(np.add, (_decoded(codec, wire, n_elems) for wire in wires))
         if finish.factor != 1.0:
@@ -98,6 +105,15 @@ def _sum(
         if finish.divisor != 1.0:
             total = total / total.dtype.type(finish.divisor)
     return total
+
+
+def _as_elements(
+    codec: Codec,
+    total: np.ndarray,  # of _sum
+    n_elems: int,
+) -> np.ndarray:  # float32 or float64 (n,)
+    """A sum of rotated elements rotated back; any other as it is."""
+    return rotated_back(total)[:n_elems] if isinstance(codec, Hadamard) else total
 
 
 def _encode(

@@ -1,6 +1,7 @@
 """Codecs by their spelling: `codec("int4:64")` is `IntBlock(bits=4, block=64)`, whose `str` is "int4:64".
 
-A spelling is a name and, after colons, its options. A new codec is one row here and one file beside this one.
+A spelling is a name and, after colons, its options; "hadamard:" may stand before it. A new codec is one row here and
+one file beside this one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from functools import lru_cache
 from zcomm.errors import CodecError
 from zcomm.wire import cast, int_block, raw
 from zcomm.wire.codec import Codec
+from zcomm.wire.hadamard import Hadamard
 
 _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "bf16": cast.parse,
@@ -39,7 +41,12 @@ def codec(spec: str | Codec) -> Codec:
 @lru_cache(maxsize=256)
 def _parse(spec: str) -> Codec:
     head, *options = spec.split(":")
+    if head == "hadamard":
+        return Hadamard(_parse(":".join(options)))
     parser = _PARSERS.get(head)
     if parser is None:
-        raise CodecError(f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512")
+        raise CodecError(
+            f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512, "
+            "and hadamard: before one that has blocks"
+        )
     return parser(head, options)
