@@ -12,7 +12,6 @@ from cluster_runs import environment, needs_namespaces, run_cluster
 
 import zcomm
 from zcomm.tools import cli, perf
-from zcomm.tools.perf_formulas import COLLECTIVES
 from zcomm.tools.perf_options import read_sizes
 from zcomm.tools.perf_row import Counted, Form, Measured, judge
 from zcomm.tools.perf_truth import Check
@@ -99,12 +98,13 @@ def test_the_launcher_is_known_by_its_environment(variables, name, is_mpi, rank)
 # -- a short run ------------------------------------------------------------------------------------------------------
 
 SIZES = (64 * KIB, 256 * KIB)
+COLLECTIVES = ("all_reduce", "reduce_scatter")  # all three on threads: test_perf_measure.py
 CODECS = ("raw", "bf16", "int4:64")
 
 
 @pytest.fixture(scope="module")
 def perf_run(tmp_path_factory):
-    """Every collective on 2 x 2 ranks: standard output, JSON, picture."""
+    """Two collectives at two sizes on 2 x 2 ranks: standard output, JSON, picture."""
     pytest.importorskip("torch")
     pytest.importorskip("matplotlib")
     folder = tmp_path_factory.mktemp("perf")

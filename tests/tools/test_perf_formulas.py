@@ -97,7 +97,7 @@ def test_a_wrong_form_is_no_baseline_and_is_named():
 
     assert rows["two hops int8"].best is BF16
     assert rows["gloo fp32"].verdict is rows["two hops int8"].verdict is Verdict.WRONG
-    assert "wrong: 1 MiB (3 elements off by more than their bound)" in verdicts("all_reduce", [rows["gloo fp32"]])[0]
+    assert "wrong: 1 MiB (elements off by more than their bound: 3)" in verdicts("all_reduce", [rows["gloo fp32"]])[0]
     assert "replicas differ between ranks" in verdicts("all_reduce", [rows["two hops int8"]])[0]
     assert "DIFFER" in line(rows["two hops int8"])
 

@@ -29,6 +29,7 @@ from zcomm.topology import Topology
 from zcomm.wire.registry import codec as parse_codec
 
 WARM_UP_CALLS = 2
+LONG_CALL_S = 1.0  # one of these is warm-up enough
 FORM_BUDGET_S = 10.0  # of counted calls of one form at one size
 FEWEST_CALLS = 3  # whatever the budget says, unless fewer were asked for
 _OWN = {"float32": "fp32", "bfloat16": "bf16"}  # how a library's forms are called, and the dtype they carry
@@ -79,7 +80,8 @@ class Bench:
         contest = _Contest(self._world, collective, n_elems, self._communicators, self.topology, self._on_cluster)
         entrants = [_Entrant(form, dtype) for form, dtype in self.forms.items()]
         for entrant in entrants:
-            for _ in range(WARM_UP_CALLS):
+            took_s = 0.0
+            while len(entrant.times_s) < WARM_UP_CALLS and took_s < LONG_CALL_S:
                 took_s = max(self._world.gather(contest.call(entrant)))
             affordable = max(FEWEST_CALLS, int(FORM_BUDGET_S / took_s))
             entrant.calls = min(self._options.calls, affordable)

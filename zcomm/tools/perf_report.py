@@ -73,7 +73,7 @@ class About:
             "versions": self.versions,
             "python": platform.python_version(),
             "numpy": np.__version__,
-            "engine": engine(),
+            "engine": engine(self.options.device),
             "world_size": self.topology.size,
             "nodes": self.topology.nodes,
             "node_of_rank": self.topology.node_of_rank,
@@ -95,7 +95,7 @@ class About:
         where = "a rank's link (all share one node)" if topology.nodes == 1 else "a node's link"
         found = [
             f"zcomm perf {__version__}, python {platform.python_version()}, numpy {np.__version__}, {self.versions}, "
-            f"{engine()}",
+            f"{engine(options.device)}",
             f"{n} ranks, by node {placed}, started by {self.launcher.name}; {cpu_model()}, {os.cpu_count()} cores",
             self._link(),
             f"size: bytes of the whole float32 tensor on one rank: {WHOLE_TENSOR}",
@@ -197,10 +197,10 @@ def size_words(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def engine() -> str:
-    """The engine that codes in CPU memory, and how it was built."""
-    found = next(one for one in available() if one.device == "cpu" and one.usable)
-    return f"engine {found.name} ({found.detail})"
+def engine(device: str) -> str:
+    """The engine that codes on a device, and how it was built."""
+    usable = [one for one in available() if one.device == device and one.usable]
+    return f"engine {usable[0].name} ({usable[0].detail})" if usable else f"no engine for {device}"
 
 
 def cpu_model() -> str:
@@ -214,7 +214,7 @@ def cpu_model() -> str:
 def _fault(row: Row) -> str:
     if row.measured.replicas_equal is False:
         return "replicas differ between ranks"
-    return f"{row.measured.check.wrong_elems} elements off by more than their bound"
+    return f"elements off by more than their bound: {row.measured.check.wrong_elems}"
 
 
 def _cell(value: float | None, form: str) -> str:

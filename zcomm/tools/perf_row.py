@@ -186,8 +186,8 @@ class Row:
             "wire_bandwidth_gb_s": None,
             "wrong_elems": measured.check.wrong_elems,
             "replicas_equal": measured.replicas_equal,
-            "max_error": measured.check.max_error,
-            "max_error_over_bound": measured.check.error_over_bound,
+            "max_error": finite(measured.check.max_error),
+            "max_error_over_bound": finite(measured.check.error_over_bound),
             "wire_bytes_intra": None,
             "wire_bytes_inter": None,
             "raw_bytes": None,
@@ -200,7 +200,7 @@ class Row:
             "best_uncompressed": self.best.form.name,
             "speedup_over_best_uncompressed": self.speedup,
             "speedup_over_two_hops_bf16": speedup_over(self.two_hops_bf16, measured),
-            "break_even_gbit_s": break_even if break_even is not None and math.isfinite(break_even) else None,
+            "break_even_gbit_s": finite(break_even),
             "break_even": break_even_words(break_even),
             "verdict": self.verdict.value,
         }
@@ -235,6 +235,11 @@ def judge(
 def speedup_over(baseline: Measured | None, measured: Measured) -> float | None:
     """Time of the baseline / time of this."""
     return None if baseline is None else baseline.time_s / measured.time_s
+
+
+def finite(value: float | None) -> float | None:
+    """JSON has no infinity: None in its place, and in that of None."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def redop(collective: str) -> str:

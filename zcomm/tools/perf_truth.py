@@ -158,9 +158,10 @@ def compare(
     result: np.ndarray,  # float32 (n,)
     expected: Expected,
 ) -> Check:
-    """Count the elements that are off by more than their bound; not a number is wrong too."""
+    """Count the elements that are off by more than their bound; not a number is infinitely off."""
     with np.errstate(invalid="ignore"):
         error = np.abs(result - expected.exact)
+    error[np.isnan(error)] = np.inf
     right = error <= expected.bound
     if expected.ordered is not None:
         right &= result == expected.ordered
