@@ -237,6 +237,19 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(through):
     run(TWO_BY_TWO, program)
 
 
+def test_a_saved_state_does_not_change_with_later_calls():
+    def program(comm):
+        feedback, x = zcomm.Feedback(), gradient(comm.rank, 0, 5000)
+        comm.all_reduce(x, "avg", feedback=feedback.of("x"))
+        saved = feedback.state_dict()["x"]["parts"]
+        before = {name: part.tobytes() for name, part in saved.items()}
+        comm.all_reduce(x, "avg", feedback=feedback.of("x"))
+        assert {name: part.tobytes() for name, part in saved.items()} == before
+        assert feedback.state_dict()["x"]["parts"]["input"].tobytes() != before["input"]
+
+    run(TWO_BY_TWO, program)
+
+
 def test_memory_does_not_grow_and_is_what_is_said():
     def program(comm):
         feedback, sizes = zcomm.Feedback(), []

@@ -6,7 +6,6 @@ state leaves it behind, and asks for it again where it was not the default one.
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -64,8 +63,7 @@ class HookState:
                     "this state was pickled, and a pickle holds no process group; "
                     "set state.group to the model's group before the first backward"
                 )
-            made = self._communicator = Communicator(self._group, self.plan, self.topology)
-            weakref.finalize(self, made.close).atexit = False
+            self._communicator = Communicator(self._group, self.plan, self.topology)
         return self._communicator
 
     def stats(self) -> Stats:
