@@ -9,7 +9,7 @@ import pytest
 from zcomm.tools.link import Link
 from zcomm.tools.perf_formulas import algorithm_bandwidth_gb_s, break_even_gbit_s, bus_bandwidth_gb_s
 from zcomm.tools.perf_report import line, verdicts
-from zcomm.tools.perf_row import Counted, Form, Measured, Row, Verdict, judge
+from zcomm.tools.perf_row import Counted, Form, Measured, Row, Verdict, break_even_words, judge
 from zcomm.tools.perf_truth import Check
 
 MIB = 1 << 20
@@ -49,6 +49,12 @@ def test_a_megabyte_saved_for_a_millisecond_of_coding_pays_below_eight_gigabit()
     assert break_even_gbit_s(1_000_000, 0.001) == pytest.approx(8.0)
     assert break_even_gbit_s(0, 0.001) == 0.0  # never
     assert break_even_gbit_s(1_000_000, 0.0) == math.inf  # always
+
+
+def test_break_even_is_said_in_words():
+    assert [break_even_words(speed) for speed in (0.0, 0.1234, 12.34, 1234.5, math.inf, None)] == [
+        *("never", "0.123 Gbit/s", "12.3 Gbit/s", "1234 Gbit/s", "any", None)
+    ]
 
 
 def test_a_codec_is_compared_with_the_fastest_uncompressed_form_and_its_break_even_with_bf16_in_as_many_hops():

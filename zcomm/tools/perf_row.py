@@ -253,4 +253,6 @@ def break_even_words(gbit_s: float | None) -> str | None:
         return None
     if math.isinf(gbit_s):
         return "any"
-    return "never" if gbit_s == 0 else f"{gbit_s:.3g} Gbit/s"
+    if gbit_s == 0:
+        return "never"
+    return f"{gbit_s:.0f} Gbit/s" if gbit_s >= 100 else f"{gbit_s:.3g} Gbit/s"
