@@ -46,8 +46,11 @@ bench: setup
 	$(RUN) bench/overhead.py --json bench/results/overhead.json
 	$(RUN) bench/training.py --json bench/results/training.json
 
-gpu-check: setup
-	$(RUN) -m pytest -q -m gpu -rs
+# Uses this Python as it is, if it has what is needed: a machine with a GPU may have nothing to download from.
+gpu-check:
+	@if $(PYTHON) -c 'import torch, cupy, pytest, ml_dtypes' 2>/dev/null; then PYTHONPATH=. $(PYTHON) bench/gpu_check.py; \
+	else $(MAKE) setup && $(RUN) -m pip install --quiet --constraint constraints.txt --editable '.[dev,cuda]' && \
+	$(RUN) bench/gpu_check.py; fi
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

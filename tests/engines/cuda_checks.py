@@ -149,3 +149,51 @@ def check_briefly(engine: CudaEngine) -> None:
         for dtype in (DType.FLOAT16, DType.FLOAT32):
             check_pieces(engine, kind, [8, 300, 1, 512, 2048], dtype, rng, 0)
     check_near_ties(engine, [IntBlock(8, 256), IntBlock(4, 128), IntBlock(3, 64)])
+
+
+FEW_KERNELS = (
+    "encode<IntBlock<8, 256>, Elements<Float16>>",
+    "encode<IntBlock<4, 128>, Elements<Float16>>",
+    "encode<IntBlock<0, 0>, Elements<Float16>>",
+    "encode<IntBlock<8, 256>, SumOf<IntBlock<8, 256>>>",
+    "encode<IntBlock<0, 0>, SumOf<IntBlock<0, 0>>>",
+    "sum<IntBlock<8, 256>, Float32>",
+    "sum<IntBlock<0, 0>, Float32>",
+    "sum<Carried<Float16, 8>, BFloat16>",
+    "sum<Carried<Float16, 0>, BFloat16>",
+)
+
+
+def check_few(engine: CudaEngine) -> None:
+    """What FEW_KERNELS can do, at their edges: the list that seeded bugs must not survive."""
+    rng, dtype = np.random.default_rng(12), DType.FLOAT16
+    for kind in [codec(spec) for spec in ("int8", "int4", "int7:40", "int3:8192", "bf16")]:
+        for name, n in (("normal", 3 * 8192 + 77), ("ties", 2061), ("any bits", 600), ("normal", 5)):
+            x = inputs.elements(name, rng, n, dtype)
+            wire = inputs.encode(REFERENCE, kind, x, dtype)
+            for offset in (0, 2):
+                assert inputs.encode(engine, kind, x, dtype, offset) == wire, (str(kind), name, n, offset)
+    # What is small is lost in a sum with what is large, unless that has cancelled before.
+    small, large = rng.standard_normal((2, 2061))
+    for kind in (codec("int8"), codec("int7:40")):
+        wires = [inputs.encode(REFERENCE, kind, part, DType.FLOAT64) for part in (small, 2e6 * large, -2e6 * large)]
+        finish = Finish(factor=0.3, divisor=7)
+        total = summed(engine, kind, wires, small.size, finish, DType.FLOAT32, 0)
+        assert total == inputs.reduce(REFERENCE, kind, wires, small.size, finish, DType.FLOAT32), str(kind)
+        again = summed_again(engine, kind, wires, small.size, finish, kind, 0)
+        assert again == inputs.reduce_encode(REFERENCE, kind, wires, small.size, finish, kind), str(kind)
+    zeros = [b"\0\x80" * 80] * 2
+    total = summed(engine, codec("raw:float16"), zeros, 77, NO_FINISH, DType.BFLOAT16, 0)
+    assert total == b"\0\x80" * 77, "a sum of negative zeros is one"
+    source = inputs.elements("normal", rng, 5 * 256, dtype)
+    for kind in (codec("int8"), codec("int4")):
+        room = inputs.Room(source.nbytes, 0, source.tobytes())
+        first, second = (inputs.encode(REFERENCE, kind, part, dtype) for part in (source[:512], source[512:]))
+        wire = inputs.Room(len(first) + len(second))
+        engine.encode_pieces(kind, room.address, dtype, wire.address, [(512, 768, len(first)), (0, 512, 0)])
+        assert wire.taken() == first + second
+    tie = IntBlock(8, 256)
+    scale = np.float16(1 + 3 / 128)
+    x = (np.arange(-127, 129, dtype=np.float64) * float(scale)).astype(np.float16)
+    x = np.concatenate([np.nextafter(x, np.float16(way)) / np.float16(2) for way in (-np.inf, np.inf)] * 8)
+    assert inputs.encode(engine, tie, x, dtype) == inputs.encode(REFERENCE, tie, x, dtype)

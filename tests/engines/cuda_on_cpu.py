@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -92,3 +93,13 @@ class CpuLauncher:
         """Addresses as an array."""
         array = np.array(addresses, np.uint64)
         return array.ctypes.data, array
+
+
+class Sparse:
+    """Zero bytes that take no memory until they are written."""
+
+    def __init__(self, nbytes: int) -> None:
+        no_reserve = 0x4000
+        self._pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+        self.bytes = np.frombuffer(self._pages, np.uint8)
+        self.address = self.bytes.ctypes.data
