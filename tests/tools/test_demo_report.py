@@ -110,7 +110,7 @@ def test_the_verdict_compares_with_the_fastest_uncompressed_form():
 @pytest.mark.parametrize(
     ("zeropp_ms", "says"),
     [
-        (530, "zeropp is the fastest too"),
+        (300, "it is faster too: bf16_two_hop needs"),
         (550, "within the noise"),
         (900, "would not be the one to take: bf16_two_hop"),
     ],
@@ -120,6 +120,13 @@ def test_the_verdict_tells_what_happens_without_a_limit(zeropp_ms, says):
     rows = [replace(row, unlimited_step_s=zeropp_ms / 1e3) if row.name == "zeropp" else row for row in found.rows]
 
     assert says in demo_report.verdict(replace(found, rows=rows))
+
+
+def test_a_busy_machine_is_noticed():
+    busy = replace(report(), compute_s=99.0)
+
+    assert "machine was busy" in demo_report.verdict(busy)
+    assert "machine was busy" not in demo_report.verdict(report())
 
 
 def test_the_footnotes_say_that_losses_do_not_depend_on_the_link():

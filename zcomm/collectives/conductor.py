@@ -2,6 +2,10 @@
 
 What a call needs is settled from facts that all ranks share, so every rank settles alike. Calls are done one after
 another; an asynchronous one sends its first messages at once and goes on in the communicator's own thread.
+
+[Note: deferred calls] Ranks compare a call that is new before its bytes move, and that waits for the slowest rank. So
+an asynchronous call that is new begins in the worker, and so do all calls after it until it has begun: tags are taken
+in the order of calls on every rank, whichever of them happened to wait.
 """
 
 from __future__ import annotations
@@ -94,6 +98,7 @@ class Conductor:
         self._first_tag = transport.new_tags()
         self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._steps_taken = 0
+        self._deferred = 0  # calls that have yet to begin in the worker
         self._closed = False
         weakref.finalize(self, self._worker.stop)
         with CallContext(transport, "making a communicator", 0, None):
@@ -127,6 +132,17 @@ class Conductor:
             context = CallContext(transport, name, self._calls, (source.n_elems, source.dtype, codec))
             run = Run(schedule, engine, source, target, finish, self.seed, self._calls)
 
+            shared = () if request.counts_out else counts  # an all-to-all's counts differ from rank to rank
+            fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)
+            number = self._calls
+
+            def begin() -> None:
+                with context:
+                    self._agree(request, number, shared, fingerprint)
+                    run.begin(
+                        self.scratch, transport, self._take_tags(len(schedule.routes), fingerprint), plan.timeout_s
+                    )
+
             def complete() -> None:
                 with context:
                     run.complete()
@@ -135,21 +151,23 @@ class Conductor:
                 if deliver is not None:
                     deliver()
 
-            shared = () if request.counts_out else counts  # an all-to-all's counts differ from rank to rank
-            fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)
-            in_order = self._worker.idle
-            with context:
-                if plan.check == "always" or (plan.check == "first" and fingerprint not in self._agreed):
-                    self._compare(request, shared)
-                    self._agreed[fingerprint] = None  # only now: ranks that disagreed must compare again
-                    if len(self._agreed) > _KEPT_AGREEMENTS:
-                        self._agreed.popitem(last=False)
-                tags = self._take_tags(len(schedule.routes), fingerprint)
-                run.begin(self.scratch, transport, tags, plan.timeout_s)
-            if in_order and not async_op:
+            def begin_and_complete() -> None:
+                try:
+                    begin()
+                finally:
+                    self._deferred -= 1
                 complete()
-                return None
-            work = Work(complete)
+
+            if self._deferred or (async_op and self._is_new(fingerprint)):  # see [Note: deferred calls]
+                self._deferred += 1
+                work = Work(begin_and_complete)
+            else:
+                in_order = self._worker.idle
+                begin()
+                if in_order and not async_op:
+                    complete()
+                    return None
+                work = Work(complete)
             self._worker.submit(work)
         if async_op:
             return work
@@ -219,11 +237,17 @@ class Conductor:
         build = flat.one_shot_all_reduce if one_shot else _BUILDERS[pattern, two_hops]
         return _Settled(build(job), engine_for(self.transport.device, codec, intra), uncompressed)
 
-    def _compare(self, request: Request, counts: tuple[int, ...]) -> None:
+    def _is_new(self, fingerprint: int) -> bool:
+        """Whether the plan asks for this call to be compared; alike on ranks that have made the same calls."""
+        return self.plan.check == "always" or (self.plan.check == "first" and fingerprint not in self._agreed)
+
+    def _agree(self, request: Request, number: int, counts: tuple[int, ...], fingerprint: int) -> None:
         """Raise MismatchError, on every rank, unless all ranks are making this same call."""
+        if not self._is_new(fingerprint):
+            return
         equal = len(set(counts)) == 1
         card = {
-            "call number": str(self._calls),
+            "call number": str(number),
             "collective": request.name,
             "count": str(counts[0] if equal else counts),
             "dtype": request.source.dtype.spelling,
@@ -233,10 +257,13 @@ class Conductor:
         if request.counts_out:
             card |= {"sends": json.dumps(request.counts), "receives": json.dumps(request.counts_out)}
         cards = exchange(self.transport, card, self._take_tags(1, 0)[0], self.plan.timeout_s)
-        where = f"call {self._calls} of {self.transport.group_name}"
+        where = f"call {number} of {self.transport.group_name}"
         compare(cards, ("call number", "collective", "count", "dtype", "codec", "op"), where)
         if request.counts_out:
             compare_splits(cards, where)
+        self._agreed[fingerprint] = None  # only now: ranks that disagreed must compare again
+        if len(self._agreed) > _KEPT_AGREEMENTS:
+            self._agreed.popitem(last=False)
 
     def _take_tags(self, count: int, fingerprint: int) -> range:
         """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""

@@ -247,6 +247,8 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
                 bars.update(bar, advance=1, description=f"{title}: {event.fields['recipe']}")
             else:
                 found.append(Measured(**event.fields))
+                if not bars.console.is_terminal:  # bars do not move in a log file
+                    bars.console.print(f"{title}: {found[-1].recipe} measured")
 
     result = cluster.run(
         [sys.executable, "-c", RANK, launch.to_json()],
