@@ -173,7 +173,7 @@ struct SumOf {
 
   template <int S, int C>
   ZC_DEVICE void tile(const Tile &tile, Sum *x) const {
-    constexpr int AT_ONCE = C == 1 ? 1 : Codec::HAS_BLOCKS ? 32 / (S * C) : 2;  // chunks whose loads are under way
+    constexpr int AT_ONCE = C == 1 ? 1 : Codec::HAS_BLOCKS && S * C <= 8 ? 4 : 2;  // chunks whose loads are under way
 #pragma unroll AT_ONCE
     for (zc_i64 w = 0; w < job.k; ++w) {
       Sum term[S * C];
