@@ -506,22 +506,19 @@ def test_errors_come_out_of_backward_as_they_are(torch_world):
     torch_world.run(check_errors)
 
 
-def zcomm_threads() -> int:
-    return sum(thread.name.startswith("zcomm worker") for thread in threading.enumerate())
-
-
 def check_collected() -> None:
-    gc.collect()
-    before = zcomm_threads()
+    before = set(threading.enumerate())
     model = build(**SMALL_BUCKETS)
     state = zcomm.ddp.compress(model, "int8", feedback=True)
     train(model, 2)
-    assert zcomm_threads() == before + 1
+    (worker,) = set(threading.enumerate()) - before
+    assert worker.name.startswith("zcomm worker")
     gone = [weakref.ref(each) for each in (model, model.module, state, state.communicator)]
     del model, state
     gc.collect()
     assert [ref() for ref in gone] == [None] * 4
-    assert zcomm_threads() == before
+    worker.join(10)
+    assert not worker.is_alive()
 
 
 def test_a_model_and_its_state_can_be_collected_and_leave_no_thread(torch_world):
