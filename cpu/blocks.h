@@ -7,14 +7,18 @@ constexpr zc_i64 TILE = 1024;  // elements; a multiple of 8
 
 // Where a chunk of n elements keeps a block's scale and codes.
 struct Layout {
-  zc_i64 n, block, codes_offset;
+  zc_i64 n, block, scale_nbytes, scales_offset, codes_offset;
   zc_i32 bits;
 
   ZC_FN Layout of(const zc_codec &codec, zc_i64 n_elems) {
     const zc_i64 n = codec.rotated ? zc_n_rotated(n_elems) : n_elems;
-    return {n, codec.block, zc_codes_offset(n, codec.block), codec.bits};
+    const zc_i64 scale_nbytes = codec.kind >= ZC_MX_BLOCK ? 1 : 2;
+    const zc_i64 scales_offset = codec.kind == ZC_NVFP4 ? zc_nvfp4_blocks_offset(n) : 0;
+    const zc_i64 codes_offset = scales_offset + zc_padded(scale_nbytes * ((n + codec.block - 1) / codec.block));
+    return {n, codec.block, scale_nbytes, scales_offset, codes_offset, codec.bits};
   }
-  zc_i64 scale_at(zc_i64 b) const { return 2 * b; }
+  zc_i64 scale_at(zc_i64 b) const { return scales_offset + scale_nbytes * b; }
+  zc_i64 scales_end() const { return scale_at((n + block - 1) / block); }
   zc_i64 codes_at(zc_i64 b) const { return codes_offset + b * (block / 8) * bits; }
   zc_i64 present(zc_i64 b) const { return n - b * block < block ? n - b * block : block; }  // elements in block b
   zc_i64 stored(zc_i64 b) const { return (present(b) + 7) & ~(zc_i64)7; }                   // with the missing ones
@@ -128,11 +132,41 @@ static void sum_block(const Rules &rules, const Layout &at, const zc_u8 *const *
     const zc_i64 count = hi - lo < TILE ? hi - lo : TILE;
     for (zc_i64 w = 0; w < k; ++w) {
       unpack(wires[w] + at.codes_at(b), at.bits, at.stored(b), lo, lo + count, codes);
-      const float scale = rules.scale_at(wires[w], b);
+      const float scale = rules.scale_at(wires[w], at, b);
       if (w == 0)
         for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_mul(rules.value(codes[i]), scale);
       else
         for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_add(sums[i], zc_mul(rules.value(codes[i]), scale));
     }
+  }
+}
+
+inline float NvFp4Rules::scale_at(const zc_u8 *wire, const Layout &at, zc_i64 b) {
+  const float region = ((const float_at *)wire)[b * ZC_NVFP4_BLOCK / ZC_NVFP4_REGION];
+  return zc_nvfp4_value(wire[at.scale_at(b)], region);
+}
+
+// Encodes the regions of nvfp4 that begin with block b, from count elements at source.
+template <class E>
+static void encode_regions(const Layout &at, zc_i64 b, const zc_u8 *source, zc_i64 count, zc_u8 *wire) {
+  NvFp4Rules rules;
+  for (zc_i64 lo = 0; lo < count; lo += ZC_NVFP4_REGION) {
+    const zc_i64 hi = count - lo < ZC_NVFP4_REGION ? count : lo + ZC_NVFP4_REGION;
+    float x[ZC_NVFP4_REGION];
+    convert<E, Float32>(source + lo * E::size, hi - lo, (zc_u8 *)x);
+    zc_u32 amax = 0;
+    for (zc_i64 i = 0; i < hi - lo; i += ZC_NVFP4_BLOCK) {
+      zc_u32 of_block = 0;
+      for (zc_i64 j = i; j < hi - lo && j < i + ZC_NVFP4_BLOCK; ++j) {
+        const zc_u32 magnitude = zc_bits(x[j]) & ZC_MAGNITUDE;
+        of_block = magnitude > of_block ? magnitude : of_block;
+      }
+      amax = of_block < ZC_INF && of_block > amax ? of_block : amax;
+    }
+    rules.region = zc_nvfp4_region(amax);
+    ((float_at *)wire)[b * ZC_NVFP4_BLOCK / ZC_NVFP4_REGION] = zc_float(rules.region.bits << 16);
+    for (zc_i64 i = 0; i < hi - lo; i += ZC_NVFP4_BLOCK, ++b)
+      encode_block<Float32>(rules, (const zc_u8 *)(x + i), at.present(b), at.stored(b), Chance(), wire + at.scale_at(b),
+                            wire + at.codes_at(b));
   }
 }

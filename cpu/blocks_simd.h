@@ -24,7 +24,7 @@ constexpr zc_i64 ROTATED_BLOCK = 256;  // longer ones are rotated before they ar
 constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divisions are slow one after the other
 
 ZC_FN bool is_usual(const zc_codec &codec) {
-  return (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0 &&
+  return codec.kind == ZC_INT_BLOCK && (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0 &&
          (codec.rounding != ZC_STOCHASTIC || codec.block <= TILE);
 }
 

@@ -7,8 +7,11 @@
 // the widest one by the linker.
 #include "native.h"
 
+#include "../cuda/fp8_block.cuh"
 #include "../cuda/hadamard.cuh"
 #include "../cuda/int_block.cuh"
+#include "../cuda/mx_block.cuh"
+#include "../cuda/nvfp4.cuh"
 #include "../cuda/philox.cuh"
 
 #if defined(__x86_64__)
@@ -68,6 +71,8 @@ class FloatModes {
 #endif
 };
 
+ZC_FN bool has_blocks(const zc_codec &codec) { return codec.kind >= ZC_INT_BLOCK; }
+
 ZC_FN void zero(zc_u8 *wire, zc_i64 from, zc_i64 to) { __builtin_memset(wire + from, 0, (size_t)(to - from)); }
 
 // ---- encode
@@ -86,6 +91,7 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
     x += whole * at.block * E::size;
   }
 #endif
+  if (codec.kind == ZC_NVFP4) return encode_regions<E>(at, b, x, count, wire);
   with_rules(codec, [&](auto rules) {
     for (; b < end; ++b, x += at.block * E::size)
       encode_block<E>(rules, x, at.present(b), at.stored(b), chance.from(b * at.block), wire + at.scale_at(b),
@@ -96,7 +102,8 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
 // Zeroes the padding behind the scales and behind the codes.
 static void pad_blocks(const Layout &at, zc_u8 *wire) {
   const zc_i64 codes_nbytes = zc_codes_nbytes(at.n, at.bits);
-  zero(wire, 2 * ((at.n + at.block - 1) / at.block), at.codes_offset);
+  if (at.scales_offset) zero(wire, 4 * ((at.n + ZC_NVFP4_REGION - 1) / ZC_NVFP4_REGION), at.scales_offset);
+  zero(wire, at.scales_end(), at.codes_offset);
   zero(wire, at.codes_offset + codes_nbytes, at.codes_offset + zc_padded(codes_nbytes));
 }
 
@@ -130,7 +137,7 @@ ZC_FN void encode_read(const zc_codec &codec, const Layout &at, zc_i64 begin, zc
 
 template <class E>
 static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, const Chance &chance, zc_u8 *wire) {
-  if (codec.kind == ZC_INT_BLOCK) {
+  if (has_blocks(codec)) {
     const Layout at = Layout::of(codec, n);
     if (codec.rotated) {
       zc_i64 done = 0;
@@ -191,7 +198,7 @@ static void sum_carried(const Sum &sum, zc_i64 start, zc_i64 count, float_at *__
   }
 }
 
-// Sums of elements start..start + count of int_block chunks.
+// Sums of elements start..start + count of chunks with blocks.
 static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
   const Layout at = Layout::of(sum.codec, sum.n);
   zc_i64 b = start / at.block, lo = start - b * at.block;
@@ -234,7 +241,7 @@ static void sum_float64(const Sum &sum, zc_i64 start, zc_i64 count, double_at *_
 
 // Finished fp32 sums of elements start..start + count, count <= TILE for raw:float64.
 static void sum_elements(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sums) {
-  if (sum.codec.kind == ZC_INT_BLOCK) {
+  if (has_blocks(sum.codec)) {
     sum_blocks(sum, start, count, sums);
   } else if (sum.codec.element == ZC_FLOAT64) {
     double tile[TILE];
@@ -263,7 +270,7 @@ ZC_FN bool sums_in_float64(const zc_codec &codec) { return codec.kind == ZC_RAW 
 
 // Elements to sum at a time: whole blocks, if a tile can hold one.
 ZC_FN zc_i64 tile_of(const zc_codec &codec) {
-  return codec.kind == ZC_INT_BLOCK && codec.block < TILE ? TILE / codec.block * codec.block : TILE;
+  return has_blocks(codec) && codec.block < TILE ? TILE / codec.block * codec.block : TILE;
 }
 
 #ifdef __AVX2__
@@ -362,7 +369,7 @@ ZC_SEPARATE void reduce_any(const Sum &sum, zc_u8 *target, zc_i32 dtype) {
 }
 
 ZC_SEPARATE void reduce_encode_any(const Sum &sum, const zc_codec &codec_out, const Chance &chance, zc_u8 *wire) {
-  if (codec_out.kind != ZC_INT_BLOCK)
+  if (!has_blocks(codec_out))
     with_element(codec_out.element, [&](auto element) { reduce_carried<decltype(element)>(sum, wire); });
   else
     reduce_blocks(sum, codec_out, chance, wire);

@@ -31,8 +31,8 @@ ZC_FN zc_u32 zc_scale_cap(zc_i32 bits) {
 // The scale of a block from the largest magnitude bits in it. No branches: loops over blocks vectorise.
 // Rounding the quotient cannot leave the scale under amax / qmax: if amax is over s qmax for a bfloat16 s, it is so by a
 // unit of fp32 at least, which is over half a unit of s after the division (qmax < 2^(bits-1)), so the quotient is over s.
-ZC_FN zc_scale zc_block_scale(zc_u32 amax, float qmax, zc_u32 cap) {
-  bool carries = amax >= ZC_TINY && amax < ZC_INF;
+ZC_FN zc_scale zc_block_scale(zc_u32 amax, float qmax, zc_u32 cap, zc_u32 tiny = ZC_TINY) {
+  bool carries = amax >= tiny && amax < ZC_INF;
   float a = zc_float(carries ? amax : 0x3f800000u);
   zc_u32 up = (zc_bits(zc_div(a, qmax)) + 0xffffu) & 0xffff0000u;
   up = up > cap ? cap : up;

@@ -36,8 +36,9 @@ static const int SIZES[4] = {4, 2, 2, 8};
 
 static int64_t wire_nbytes(const zc_codec &c, int64_t n) {
   if (c.rotated) n = (n + 31) / 32 * 32;
-  if (c.kind != ZC_INT_BLOCK) return padded(n * SIZES[c.element]);
-  return padded(2 * ((n + c.block - 1) / c.block)) + padded((n + 7) / 8 * c.bits);
+  if (c.kind < ZC_INT_BLOCK) return padded(n * SIZES[c.element]);
+  const int64_t upper = c.kind == ZC_NVFP4 ? padded(4 * ((n + 1023) / 1024)) : 0, of_block = c.kind < ZC_MX_BLOCK ? 2 : 1;
+  return upper + padded(of_block * ((n + c.block - 1) / c.block)) + padded((n + 7) / 8 * c.bits);
 }
 
 static const zc_draw draw = {1, 2, 3};
@@ -72,6 +73,11 @@ int main() {
       run(bf16, {ZC_INT_BLOCK, 0, 4, 8192, ZC_NEAREST, 0}, n, at_end);
       run({ZC_CAST, ZC_FLOAT16, 0, 0, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0, 0, 0}, n, at_end);
       run(rotated, rotated, n, at_end);
+      run({ZC_FP8_BLOCK, ZC_E4M3, 8, 128, 0, 0}, {ZC_FP8_BLOCK, ZC_E5M2, 8, 24, 0, 0}, n, at_end);
+      run({ZC_FP8_BLOCK, ZC_E5M2, 8, 64, 0, 1}, {ZC_FP8_BLOCK, ZC_E4M3, 8, 256, 0, 1}, n, at_end);
+      run({ZC_MX_BLOCK, ZC_E4M3, 8, 32, 0, 0}, {ZC_MX_BLOCK, ZC_E2M1, 4, 32, 0, 0}, n, at_end);
+      run({ZC_MX_BLOCK, ZC_E2M1, 4, 32, 0, 1}, {ZC_NVFP4, ZC_E2M1, 4, 16, 0, 0}, n, at_end);
+      run({ZC_NVFP4, ZC_E2M1, 4, 16, 0, 0}, {ZC_NVFP4, ZC_E2M1, 4, 16, 0, 1}, n, at_end);
       run(rotated, {ZC_INT_BLOCK, 0, 5, 24, ZC_NEAREST, 0}, n, at_end);
       run({ZC_INT_BLOCK, 0, 8, 32, ZC_STOCHASTIC, 1}, bf16, n, at_end);
       run({ZC_INT_BLOCK, 0, 3, 8192, ZC_STOCHASTIC, 1}, rotated, n, at_end);

@@ -38,6 +38,8 @@ CODECS += [
     codec(f"hadamard:{spec}")
     for spec in ("int4", "int8", "int4:8", "int6:192", "int8:stochastic", "int5:8192", "int4:64:stochastic")
 ]
+CODECS += [codec(spec) for spec in ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3:24", "fp8_e5m2:8192", "mxfp8", "mxfp4", "nvfp4")]
+CODECS += [codec(f"hadamard:{spec}") for spec in ("fp8_e4m3", "fp8_e5m2:8", "mxfp4", "nvfp4")]
 OUT = [
     codec(spec)
     for spec in (
@@ -52,6 +54,10 @@ OUT = [
         "int8:stochastic",
         "int4:64:stochastic",
         "hadamard:int4",
+        "fp8_e4m3",
+        "mxfp4",
+        "nvfp4",
+        "hadamard:nvfp4",
         "hadamard:int8:stochastic",
     )
 ]

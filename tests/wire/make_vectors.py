@@ -83,13 +83,13 @@ def to_integer(number: Fraction) -> int:
     return round(number)
 
 
-def block_scale(block: list[int], qmax: int) -> int | None:
+def block_scale(block: list[int], qmax: int, tiny: int = -96) -> int | None:
     """bfloat16 bits of a block's scale; None if the block is not finite."""
     values = [value(bits, FP32) for bits in block]
     if None in values:
         return None
     largest = max(abs(v) for v in values if v is not None)
-    if largest < Fraction(1, 2**96):
+    if largest < Fraction(2) ** tiny:
         return 0
     quotient = to_fp32(largest / qmax)
     scale = nearest(quotient, BF16)
@@ -214,6 +214,110 @@ def hadamard(x: list[int], *inner: int) -> tuple[list[int], list[int]]:
     return wire, back[: len(x)]
 
 
+def magnitudes(exponents: int, fractions: int, bias: int, count: int) -> list[Fraction]:
+    """What the codes of a small float stand for, without their sign, in the order of the codes."""
+    found = []
+    for exponent in range(2**exponents):
+        for fraction in range(2**fractions):
+            leading = 1 if exponent > 0 else 0
+            number = leading + Fraction(fraction, 2**fractions)
+            found.append(number * Fraction(2) ** (max(exponent, 1) - bias))
+    return found[:count]
+
+
+E4M3, E5M2, E2M1 = magnitudes(4, 3, 7, 127), magnitudes(5, 2, 15, 124), magnitudes(2, 1, 1, 8)
+
+
+def closest(number: Fraction, numbers: list[Fraction]) -> int:
+    """The code of the closest number to a positive one, ties to the even code."""
+    return min(range(len(numbers)), key=lambda code: (abs(numbers[code] - number), code % 2))
+
+
+def small_float(
+    element: int,  # fp32 bits
+    numbers: list[Fraction],
+    inverse: Fraction,
+    scale: Fraction,
+) -> tuple[int, int]:
+    """Code and decoded fp32 bits."""
+    sign, magnitude = divmod(element, 2**31)
+    number = value(magnitude, FP32)
+    assert number is not None
+    code = closest(to_fp32(number * inverse), numbers)
+    per_sign = 128 if len(numbers) > 8 else 8
+    return sign * per_sign + code, (sign << 31) + nearest(numbers[code] * scale, FP32)
+
+
+def fp8_block(x: list[int], numbers: list[Fraction], block: int, tiny: int) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    scales: list[int] = []
+    codes: list[int] = []
+    decoded: list[int] = []
+    for start in range(0, len(x), block):
+        part = x[start : start + block]
+        scale = block_scale(part, int(numbers[-1]), tiny)
+        scales += [0xC0, 0x7F] if scale is None else [scale % 256, scale // 256]
+        s = value(scale, BF16) if scale else None
+        pairs = [small_float(e, numbers, to_fp32(1 / s), s) for e in part] if s else []
+        codes += [code for code, _ in pairs] or [0] * len(part)
+        decoded += [back for _, back in pairs] or [NAN if scale is None else 0] * len(part)
+    codes += [0] * (-len(codes) % 8)
+    return padded(scales) + padded(codes), decoded
+
+
+def mx_block(x: list[int], numbers: list[Fraction], largest_exponent: int) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    scales: list[int] = []
+    codes: list[int] = []
+    decoded: list[int] = []
+    for start in range(0, len(x), 32):
+        part = x[start : start + 32]
+        values = [value(bits % 2**31, FP32) for bits in part]
+        largest = max((v for v in values if v is not None), default=Fraction(0))
+        pairs = [(0, NAN if None in values else 0)] * len(part)
+        exponent = -127
+        if None in values:
+            exponent = 128
+        elif largest >= Fraction(1, 2**96):
+            exponent = -largest_exponent + max(e for e in range(-96, 128) if Fraction(2) ** e <= largest)
+            pairs = [small_float(e, numbers, Fraction(2) ** -exponent, Fraction(2) ** exponent) for e in part]
+        scales.append(exponent + 127)
+        q = [code for code, _ in pairs] + [0] * (-len(part) % 8)
+        codes += plane_bits(q, 8 if len(numbers) > 8 else 4)
+        decoded += [back for _, back in pairs]
+    return padded(scales) + padded(codes), decoded
+
+
+def nvfp4(x: list[int]) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    regions: list[int] = []
+    scales: list[int] = []
+    codes: list[int] = []
+    decoded: list[int] = []
+    for begin in range(0, len(x), 1024):
+        parts = [x[start : start + 16] for start in range(begin, min(begin + 1024, len(x)), 16)]
+        bad = [any(value(bits, FP32) is None for bits in part) for part in parts]
+        good = [bits for part, is_bad in zip(parts, bad, strict=True) if not is_bad for bits in part]
+        upper = block_scale(good or [0], 2688)
+        assert upper is not None
+        regions += list((upper << 16).to_bytes(4, "little"))
+        region = value(upper, BF16)
+        assert region is not None
+        for part, is_bad in zip(parts, bad, strict=True):
+            pairs = [(0, NAN if is_bad else 0)] * len(part)
+            scale = 0x7F if is_bad else 0
+            if not is_bad and region > 0:
+                largest = max(value(bits % 2**31, FP32) or Fraction(0) for bits in part)
+                scale = closest(to_fp32(to_fp32(largest / 6) * to_fp32(1 / region)), E4M3)
+                if scale > 0:
+                    s = E4M3[scale] * region
+                    pairs = [small_float(e, E2M1, to_fp32(1 / s), s) for e in part]
+            scales.append(scale)
+            codes += plane_bits([code for code, _ in pairs] + [0] * (-len(part) % 8), 4)
+            decoded += [back for _, back in pairs]
+    return padded(regions) + padded(scales) + padded(codes), decoded
+
+
 def cast(x: list[int], form: Format, quiet: int) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     wire: list[int] = []
@@ -291,10 +395,20 @@ def main() -> None:
     }
     codecs |= {"int4:64": (4, 64), "int8:8": (8, 8), "int6:24": (6, 24), "int3:40": (3, 40), "int7:16": (7, 16)}
     codecs |= {"hadamard:int4": (4, 128), "hadamard:int6:16": (6, 16), "hadamard:int8:stochastic": (8, 256, True)}
-    for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, "bf16", "fp16", "raw")]:
+    floats = {
+        "fp8_e4m3": lambda x: fp8_block(x, E4M3, 128, -96),
+        "fp8_e4m3:24": lambda x: fp8_block(x, E4M3, 24, -96),
+        "fp8_e5m2": lambda x: fp8_block(x, E5M2, 128, -80),
+        "mxfp8": lambda x: mx_block(x, E4M3, 8),
+        "mxfp4": lambda x: mx_block(x, E2M1, 2),
+        "nvfp4": nvfp4,
+    }
+    for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, *floats, "bf16", "fp16", "raw")]:
         arrays = {"draw": np.array(DRAW, np.uint64)} if "stochastic" in name else {}
         for case, x in inputs(block).items():
-            if name.startswith("hadamard"):
+            if name in floats:
+                wire, decoded = floats[name](x)
+            elif name.startswith("hadamard"):
                 wire, decoded = hadamard(x, *codecs[name])
             elif name in codecs:
                 wire, decoded = int_block(x, *codecs[name])

@@ -4,12 +4,15 @@ import pytest
 
 from zcomm.errors import CodecError
 from zcomm.wire.cast import Cast
+from zcomm.wire.fp8_block import Fp8Block
 from zcomm.wire.hadamard import Hadamard
 from zcomm.wire.int_block import IntBlock
+from zcomm.wire.mx_block import MxBlock
+from zcomm.wire.nvfp4 import NvFp4
 from zcomm.wire.raw import Raw
 from zcomm.wire.registry import NAMES, codec
 
-KNOWN = "bf16, fp16, int2, int3, int4, int5, int6, int7, int8, raw"
+KNOWN = "bf16, fp16, fp8_e4m3, fp8_e5m2, int2, int3, int4, int5, int6, int7, int8, mxfp4, mxfp8, nvfp4, raw"
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,10 @@ KNOWN = "bf16, fp16, int2, int3, int4, int5, int6, int7, int8, raw"
         ("int8:512", IntBlock(8, 512)),
         ("int4:64", IntBlock(4, 64)),
         ("hadamard:int4:64", Hadamard(IntBlock(4, 64))),
+        ("fp8_e4m3", Fp8Block("e4m3", 128)),
+        ("fp8_e5m2:64", Fp8Block("e5m2", 64)),
+        ("mxfp8", MxBlock("mxfp8")),
+        ("nvfp4", NvFp4()),
         ("int8:stochastic", IntBlock(8, 256, "stochastic")),
         ("int4:64:stochastic", IntBlock(4, 64, "stochastic")),
     ],
@@ -88,7 +95,9 @@ def test_a_block_that_is_no_number_is_refused_with_an_example(spec: str) -> None
         codec(spec)
 
 
-@pytest.mark.parametrize("spec", ["bf16:", "fp16:2", "raw:bf16", "raw:", "raw:float32:x"])
+@pytest.mark.parametrize(
+    "spec", ["bf16:", "fp16:2", "fp8_e4m3:x", "mxfp8:64", "nvfp4:16", "nvfp4:", "raw:bf16", "raw:", "raw:float32:x"]
+)
 def test_options_that_a_codec_does_not_have_are_refused(spec: str) -> None:
     with pytest.raises(CodecError):
         codec(spec)

@@ -16,19 +16,24 @@ from typing import Any
 from zcomm.buffers import DType
 from zcomm.engines.engine import Finish
 from zcomm.errors import EngineError
+from zcomm.wire import nvfp4
 from zcomm.wire.cast import Cast
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw, check_draw
+from zcomm.wire.fp8_block import Fp8Block
 from zcomm.wire.hadamard import Hadamard
 from zcomm.wire.int_block import IntBlock
+from zcomm.wire.minifloat import E2M1, E4M3, E5M2
+from zcomm.wire.mx_block import MxBlock
+from zcomm.wire.nvfp4 import NvFp4
 from zcomm.wire.raw import Raw
 
-_ABI = 3  # ZC_ABI of cpu/native.h
+_ABI = 4  # ZC_ABI of cpu/native.h
 _ADVICE = "install g++ or clang++ and run pip install again"
 
 
 class NativeEngine:
-    """Computes raw, cast and int_block codecs on the CPU.
+    """Computes every codec of zcomm/wire on the CPU.
 
     `build` is the instruction set to use, by default the best this machine has. Raises EngineError if the
     library or the build is missing.
@@ -51,7 +56,7 @@ class NativeEngine:
 
     def supports(self, codec: Codec) -> bool:
         """Whether the library has loops for this codec."""
-        return isinstance(codec.inner if isinstance(codec, Hadamard) else codec, IntBlock | Cast | Raw)
+        return isinstance(codec.inner if isinstance(codec, Hadamard) else codec, _SUPPORTED)
 
     def encode(
         self,
@@ -141,7 +146,9 @@ class _Draw(ctypes.Structure):
     _fields_ = (("seed", ctypes.c_uint64), ("call", ctypes.c_uint64), ("first", ctypes.c_uint64))
 
 
-_RAW, _CAST, _INT_BLOCK = range(3)  # zc_kind of cpu/native.h
+_SUPPORTED = (Cast, Fp8Block, IntBlock, MxBlock, NvFp4, Raw)
+_RAW, _CAST, _INT_BLOCK, _FP8_BLOCK, _MX_BLOCK, _NVFP4 = range(6)  # zc_kind of cpu/native.h
+_FORMS = {E4M3: 0, E5M2: 1, E2M1: 2}  # zc_form
 _ROUNDINGS = {"nearest": 0, "stochastic": 1}  # zc_rounding
 
 
@@ -162,6 +169,12 @@ def _record(codec: Codec) -> _Record:
         return record
     if isinstance(codec, IntBlock):
         return _Record(_INT_BLOCK, 0, codec.bits, codec.block, _ROUNDINGS[codec.rounding])
+    if isinstance(codec, Fp8Block):
+        return _Record(_FP8_BLOCK, _FORMS[codec.form], codec.form.bits, codec.block)
+    if isinstance(codec, MxBlock):
+        return _Record(_MX_BLOCK, _FORMS[codec.form], codec.form.bits, codec.block)
+    if isinstance(codec, NvFp4):
+        return _Record(_NVFP4, _FORMS[E2M1], E2M1.bits, nvfp4.BLOCK)
     if isinstance(codec, Cast):
         return _Record(_CAST, codec.dtype)
     if isinstance(codec, Raw):

@@ -10,13 +10,15 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from zcomm.errors import CodecError
-from zcomm.wire import cast, int_block, raw
+from zcomm.wire import cast, fp8_block, int_block, mx_block, nvfp4, raw
 from zcomm.wire.codec import Codec
 from zcomm.wire.hadamard import Hadamard
 
 _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "bf16": cast.parse,
     "fp16": cast.parse,
+    "fp8_e4m3": fp8_block.parse,
+    "fp8_e5m2": fp8_block.parse,
     "int2": int_block.parse,
     "int3": int_block.parse,
     "int4": int_block.parse,
@@ -24,6 +26,9 @@ _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "int6": int_block.parse,
     "int7": int_block.parse,
     "int8": int_block.parse,
+    "mxfp4": mx_block.parse,
+    "mxfp8": mx_block.parse,
+    "nvfp4": nvfp4.parse,
     "raw": raw.parse,
 }
 NAMES = tuple(_PARSERS)

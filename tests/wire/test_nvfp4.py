@@ -1,0 +1,70 @@
+"""nvfp4: 16 elements to an e4m3 scale, 1024 to an fp32 one."""
+
+import checks
+import numpy as np
+import pytest
+
+from zcomm.errors import CodecError
+from zcomm.wire.nvfp4 import NvFp4
+from zcomm.wire.registry import codec
+
+GOLDEN = ["nvfp4"]
+KINDS = [NvFp4()]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nvfp4_is_a_value(kind: NvFp4) -> None:
+    checks.check_identity(kind)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_nvfp4_golden_bytes(name: str) -> None:
+    checks.check_golden(name)
+
+
+def test_nvfp4_sizes_are_those_of_the_table_in_the_docs() -> None:
+    checks.check_nbytes(NvFp4(), {0: 0, 1: 48, 16: 48, 1024: 16 + 64 + 512, 1025: 16 + 80 + 528, 8192: 32 + 512 + 4096})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_nvfp4_stays_within_its_bound(kind: NvFp4) -> None:
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal(5_003).astype(np.float32)
+    wide = (normal * 2.0 ** rng.integers(-40, 40, normal.size)).astype(np.float32)
+    any_bits = rng.integers(0, 2**32, normal.size, dtype=np.uint32).view(np.float32)
+    largest = np.where(rng.random(normal.size) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32)
+    tiny = (normal * 2.0**-95).astype(np.float32)
+
+    for x in (normal, wide, any_bits, largest, tiny, np.zeros_like(normal)):
+        checks.check_error_bound(kind, x)
+        checks.check_deterministic(kind, x)
+    assert np.isfinite(checks.decoded(kind, checks.encoded(kind, largest), largest.size)).all()
+
+
+def test_nvfp4_takes_the_largest_of_a_region_to_448_times_6() -> None:
+    x = np.zeros(2048, np.float32)
+    x[5], x[100] = 2688, 13.5  # the other block's scale: 13.5 / 6 = 2.25
+    x[1024] = 2688 * 3
+
+    wire = checks.encoded(NvFp4(), x)
+
+    assert wire[:8].view(np.float32).tolist() == [1, 3]
+    assert wire[16:144].nonzero()[0].tolist() == [0, 6, 64]
+    assert wire[[16, 22, 80]].tolist() == [0x7E, 0b0_1000_001, 0x7E]
+    assert checks.decoded(NvFp4(), wire, x.size).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nvfp4_turns_16_elements_with_a_bad_one_into_nan_and_no_other(bad: float) -> None:
+    x = np.ones(1100, np.float32)
+    x[35] = bad
+
+    y = checks.decoded(NvFp4(), checks.encoded(NvFp4(), x), x.size)
+
+    assert np.isnan(y[32:48]).all()
+    assert np.isfinite(np.delete(y, slice(32, 48))).all()
+
+
+def test_nvfp4_takes_no_options() -> None:
+    with pytest.raises(CodecError, match="takes no options"):
+        codec("nvfp4:32")
