@@ -47,8 +47,11 @@ def test_it_prints_so_that_it_can_be_read_back_and_pickled():
         ({"chunk_elems": True}, PlanError, "whole number"),
         ({"seed": -1}, PlanError, "from 0 to 2"),
         ({"seed": 2**32}, PlanError, "from 0 to 2"),
-        ({"timeout_s": 0}, PlanError, "positive"),
-        ({"timeout_s": float("inf")}, PlanError, "positive"),
+        ({"timeout_s": 0}, PlanError, "seconds"),
+        ({"timeout_s": 0.0009}, PlanError, "seconds"),
+        ({"timeout_s": "5"}, PlanError, "seconds"),
+        ({"timeout_s": True}, PlanError, "seconds"),
+        ({"timeout_s": float("inf")}, PlanError, "seconds"),
         ({"scratch_bytes": -5}, PlanError, "at least 0"),
     ],
 )

@@ -82,7 +82,10 @@ def span_of(
     read = _READERS.get(kind)
     if read is None:
         read = _READERS[kind] = _reader(array, role)
-    return read(array, role)
+    try:
+        return read(array, role)
+    except (RuntimeError, NotImplementedError) as error:  # torch's own, from tensors that are not plain memory
+        raise BufferError(f"{role} cannot be read as memory: {error}; expected a plain dense tensor") from error
 
 
 def copy_back(result: Any, array: Any) -> None:
@@ -140,12 +143,17 @@ def _read_torch(tensor: Any, role: str) -> Span:
     dtype = _TORCH_DTYPES.get(tensor.dtype)
     if dtype is None:
         dtype = _TORCH_DTYPES[tensor.dtype] = _dtype_named(str(tensor.dtype).removeprefix("torch."), role)
+    if str(tensor.layout) != "torch.strided":
+        raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
     device = tensor.device
-    if not tensor.is_contiguous():
-        if str(tensor.layout) != "torch.strided":
-            raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
-        tensor = tensor.detach().contiguous()
-    return Span(tensor.data_ptr(), tensor.numel(), dtype, "cpu" if device.type == "cpu" else str(device), tensor)
+    if not tensor.is_contiguous() or tensor.is_neg():  # a view may hold the sign as a flag
+        tensor = tensor.detach().resolve_neg().contiguous()
+    address, n_elems = tensor.data_ptr(), tensor.numel()
+    if not address and n_elems and device.type != "meta":
+        raise BufferError(
+            f"{role} of shape {tuple(tensor.shape)} has no memory; expected an ordinary tensor, not freed"
+        )
+    return Span(address, n_elems, dtype, "cpu" if device.type == "cpu" else str(device), tensor)
 
 
 def _read_numpy(array: np.ndarray, role: str) -> Span:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import numbers
 from dataclasses import dataclass
 
 from zcomm.errors import PlanError
@@ -10,6 +10,8 @@ from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
 MEBI = 1 << 20
+LEAST_TIMEOUT_S = 0.001  # transports count in milliseconds
+MOST_TIMEOUT_S = 1e7
 CHECKS = ("first", "always", "never")
 
 
@@ -42,8 +44,14 @@ class Plan:
                 raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 2**32:
             raise PlanError(f"seed must be a whole number from 0 to 2^32 - 1, got {self.seed!r}")
-        if self.timeout_s is not None and not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
-            raise PlanError(f"timeout_s must be a positive number of seconds or None, got {self.timeout_s!r}")
+        if self.timeout_s is not None:
+            is_number = isinstance(self.timeout_s, numbers.Real) and not isinstance(self.timeout_s, bool)
+            if not is_number or not LEAST_TIMEOUT_S <= self.timeout_s <= MOST_TIMEOUT_S:
+                raise PlanError(
+                    f"timeout_s must be {LEAST_TIMEOUT_S} to {MOST_TIMEOUT_S:.0f} seconds or None, "
+                    f"got {self.timeout_s!r}"
+                )
+            object.__setattr__(self, "timeout_s", float(self.timeout_s))
 
 
 def plan_of(setting: Plan | Codec | str) -> Plan:

@@ -6,6 +6,7 @@ SUM nothing, AVG a division by the group's size, PREMUL_SUM a multiplication by 
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,14 @@ class ReduceOp:
     name: str
     factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.name not in ("SUM", "AVG", "PREMUL_SUM"):
+            raise ReduceOpError(f"an operator is SUM, AVG or PREMUL_SUM, got {self.name!r}; use zcomm.AVG, say")
+        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)):
+            raise ReduceOpError(f"the factor of {self.name} must be a number, got {self.factor!r}")
+        if self.factor != 1.0 and self.name != "PREMUL_SUM":
+            raise ReduceOpError(f"{self.name} has no factor, got {self.factor!r}; use zcomm.premul_sum")
+
     def __str__(self) -> str:
         return f"{self.name}({self.factor})" if self.name == "PREMUL_SUM" else self.name
 
@@ -30,6 +39,8 @@ _BY_NAME = {"SUM": SUM, "AVG": AVG}
 
 def premul_sum(factor: float) -> ReduceOp:
     """The sum of every rank's values times factor."""
+    if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
+        raise ReduceOpError(f"premul_sum takes a number, got {factor!r}")
     return ReduceOp("PREMUL_SUM", float(factor))
 
 

@@ -6,12 +6,17 @@ it may be dropped without waiting. Works of one communicator are done in the ord
 
 from __future__ import annotations
 
+import atexit
 import collections
 import sys
 import threading
+import time
+import weakref
 from collections.abc import Callable
 
 from zcomm.errors import GroupError, PeerTimeout
+
+EXIT_GRACE_S = 10.0  # that the end of the program waits for works in flight
 
 
 class Work:
@@ -87,10 +92,11 @@ class Worker:
     def __init__(self, name: str) -> None:
         self._name = name
         self._queue: collections.deque[Work] = collections.deque()
-        self._wake = threading.Condition(threading.Lock())
+        self._wake = threading.Condition(threading.RLock())  # a finalizer may stop it while this thread holds it
         self._thread: threading.Thread | None = None
         self._busy = False
         self._closed = False
+        _live.add(self)
 
     @property
     def idle(self) -> bool:
@@ -138,3 +144,16 @@ class Worker:
                 work = self._queue.popleft()
             work.run()
             del work
+
+
+_live: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _finish_before_exit() -> None:
+    """Let works in flight end: Python ends threads that wait inside a library by aborting the process."""
+    deadline = time.monotonic() + EXIT_GRACE_S
+    for worker in list(_live):
+        while not worker.idle and time.monotonic() < deadline:
+            time.sleep(0.005)
+        worker.stop()

@@ -390,6 +390,25 @@ def test_what_was_installed_can_be_removed(torch_world):
     torch_world.run(check_removal)
 
 
+def check_replacement() -> None:
+    model, plain = build(), build()
+    first = zcomm.fsdp2.compress(model, "int2", "int2", prefetch=True, quiet=True)
+    loss_of(model, 0).backward()
+    model.zero_grad()
+    second = zcomm.fsdp2.compress(model, weights=None, gradients=None, quiet=True)
+    assert all(not unit._get_fsdp_state()._states_to_forward_prefetch for unit in units(model))
+    loss_of(model, 0).backward()
+    loss_of(plain, 0).backward()
+    for a, b in zip(gradients(model).values(), gradients(plain).values(), strict=True):
+        assert torch.equal(a, b)
+    assert second.stats() == {}
+    assert not any(each.communicators for each in first._all())
+
+
+def test_compressing_again_replaces_what_was_there(torch_world):
+    torch_world.run(check_replacement)
+
+
 def check_refusals() -> list[str]:
     told = []
     for call in (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -559,6 +561,96 @@ def check_destroyed_group() -> None:
 
 def test_a_destroyed_group_takes_its_communicator_and_thread_with_it(torch_world):
     torch_world.run(check_destroyed_group)
+
+
+def check_a_list_reused_before_wait() -> None:
+    tensors = [torch.ones(10), torch.ones(3)]
+    kept = list(tensors)
+    work = zcomm.all_reduce_coalesced(tensors, async_op=True, codec="raw")
+    tensors.clear()
+    work.wait()
+    assert all(bool((x == 4).all()) for x in kept)
+
+
+def test_a_list_may_be_reused_before_its_call_is_complete(torch_world):
+    torch_world.run(check_a_list_reused_before_wait)
+
+
+def test_views_that_are_not_their_memory_are_read_right_or_refused():
+    base = torch.arange(6.0)
+    for x, wanted in [
+        (torch._neg_view(base.clone()), -base),
+        (torch.randn(6, dtype=torch.complex64).conj().imag, None),
+    ]:
+        wanted = x.clone() if wanted is None else wanted
+        results = zcomm.local.run(2, _gather_view, x)
+        assert all(torch.equal(result, wanted.repeat(2)) for result in results)
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    for bad in (freed, torch._to_functional_tensor(torch.ones(4)), torch.ones(4, 4).to_sparse_csr()):
+        with pytest.raises(BufferError):
+            zcomm.local.run(1, _gather_view, bad)
+
+
+def _gather_view(transport, x):
+    out = torch.empty(2 * x.numel()) if transport.size == 2 else torch.empty(x.numel())
+    zcomm.Communicator(transport, "raw").all_gather_single(out, x)
+    return out
+
+
+def test_outputs_that_overlap_themselves_or_each_other_are_refused():
+    def program(transport):
+        comm = zcomm.Communicator(transport, "raw")
+        x = torch.ones(3)
+        for call in (
+            lambda: comm.all_gather_single(torch.zeros(7).unfold(0, 3, 1)[:2], x),
+            lambda: comm.all_reduce_coalesced([x, x]),
+            lambda: comm.all_gather([x, x[:3]], torch.ones(3)),
+        ):
+            with pytest.raises(BufferError):
+                call()
+
+    zcomm.local.run(2, program)
+
+
+def test_operators_that_are_not_are_refused():
+    for make in (
+        lambda: zcomm.ReduceOp("MAX"),
+        lambda: zcomm.ReduceOp("avg"),
+        lambda: zcomm.ReduceOp("PREMUL_SUM", "3"),
+        lambda: zcomm.ReduceOp("SUM", 2.0),
+        lambda: zcomm.premul_sum("x"),
+        lambda: zcomm.premul_sum(None),
+    ):
+        with pytest.raises(ReduceOpError):
+            make()
+
+
+def test_leaving_with_works_in_flight_is_a_clean_end():
+    """Dropped works, a destroyed group, an exit status: the program ends as it would without zcomm."""
+    for ending, status in (("", 0), ("dist.destroy_process_group()", 0), ("raise SystemExit(3)", 3)):
+        program = f"""
+import torch, torch.distributed as dist, zcomm
+dist.init_process_group("gloo")
+for _ in range(5):
+    zcomm.all_reduce(torch.ones(100_000), async_op=True, codec="int8")
+{ending}
+"""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program],
+                env={**os.environ, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for r in range(2)
+        ]
+        for process in ranks:
+            _, told = process.communicate(timeout=100)
+            assert process.returncode == status, told
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------

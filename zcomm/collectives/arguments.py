@@ -37,10 +37,15 @@ def check_writable(array: Any, role: str) -> None:
         strides = array.stride()
     else:
         strides = getattr(array, "strides", ())
-    if 0 not in array.shape and any(stride == 0 and n > 1 for stride, n in zip(strides, array.shape, strict=True)):
-        raise BufferError(
-            f"{role} repeats the same memory (stride 0); expected one element per place: a contiguous copy"
-        )
+    reach = 1  # elements that the dimensions of smaller stride cover
+    unit = array.itemsize if isinstance(array, np.ndarray) else 1
+    for stride, n in sorted((abs(stride) // unit, n) for stride, n in zip(strides, array.shape, strict=True)):
+        if n > 1 and stride < reach and 0 not in array.shape:
+            raise BufferError(
+                f"{role} of shape {tuple(array.shape)} and strides {tuple(strides)} holds several elements in one "
+                "place; expected one element per place: a contiguous copy"
+            )
+        reach += (n - 1) * stride
 
 
 def check_output(

@@ -17,7 +17,7 @@ from zcomm.collectives.feedback import Residual
 from zcomm.collectives.packing import Packed
 from zcomm.collectives.point_to_point import PointToPoint
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.errors import BufferError, GroupError
+from zcomm.errors import BufferError, GroupError, TopologyError
 from zcomm.plan import Plan, plan_of
 from zcomm.reduce_op import ReduceOp, reduce_op
 from zcomm.topology import Topology
@@ -46,6 +46,8 @@ class Communicator:
         self.rank = self._transport.rank
         self.size = self._transport.size
         if topology is not None:
+            if not isinstance(topology, Topology):
+                raise TopologyError(f"topology must be a zcomm.Topology, got {topology!r}")
             topology.check_size(self.size)
         self._conductor = Conductor(self._transport, self.plan, topology)
         self._point_to_point = PointToPoint(self._conductor)
@@ -67,9 +69,9 @@ class Communicator:
         """
         operator = reduce_op(op)
         span = self._written(tensor, "tensor")
-        wanted = self._codec(codec)
+        wanted = self._codecs(codec)
         deliver, counts = self._deliver(span, tensor), (span.n_elems,)
-        request = Request("all_reduce", "all_reduce", span, span, deliver, wanted, counts, (), operator, feedback)
+        request = Request("all_reduce", "all_reduce", span, span, deliver, *wanted, counts, (), operator, feedback)
         return self._conductor.call(request, async_op)
 
     def all_gather_single(
@@ -92,7 +94,7 @@ class Communicator:
         check_overlap(source, target, sum(shards[: self.rank]))
         return self._conductor.call(
             Request(
-                "all_gather", "all_gather", source, target, self._deliver(target, output), self._codec(codec), shards
+                "all_gather", "all_gather", source, target, self._deliver(target, output), *self._codecs(codec), shards
             ),
             async_op,
         )
@@ -120,15 +122,15 @@ class Communicator:
                 f"input has {source.n_elems} elements, which {self.size} ranks cannot share equally; "
                 f"pad it to a multiple of {self.size}, or say counts="
             )
-        shards = self._counts(counts, target.n_elems if counts else source.n_elems // self.size, "output")
+        shards = self._counts(counts, target.n_elems if counts is not None else source.n_elems // self.size, "output")
         check_output(target, source, shards[self.rank], f"this rank's part of {source.n_elems}")
         if sum(shards) != source.n_elems:
             raise BufferError(f"input has {source.n_elems} elements; expected {_sum_of(shards)} = {sum(shards)}")
         check_overlap(target, source, sum(shards[: self.rank]))
-        wanted = self._codec(codec)
+        wanted = self._codecs(codec)
         deliver = self._deliver(target, output)
         request = Request(
-            "reduce_scatter", "reduce_scatter", source, target, deliver, wanted, shards, (), operator, feedback
+            "reduce_scatter", "reduce_scatter", source, target, deliver, *wanted, shards, (), operator, feedback
         )
         return self._conductor.call(request, async_op)
 
@@ -156,9 +158,9 @@ class Communicator:
             raise BufferError(
                 f"rank {self.rank} sends itself {sends[self.rank]} elements but expects {receives[self.rank]}"
             )
-        wanted = self._codec(codec)
+        wanted = self._codecs(codec)
         deliver = self._deliver(target, output)
-        request = Request("all_to_all", "all_to_all", source, target, deliver, wanted, sends, receives)
+        request = Request("all_to_all", "all_to_all", source, target, deliver, *wanted, sends, receives)
         return self._conductor.call(request, async_op)
 
     def broadcast(
@@ -173,7 +175,7 @@ class Communicator:
         shards = self._only(src, span.n_elems, "src")
         source = span if self.rank == src else span.part(0, 0)
         return self._conductor.call(
-            Request("broadcast", "all_gather", source, span, self._deliver(span, tensor), self._codec(codec), shards),
+            Request("broadcast", "all_gather", source, span, self._deliver(span, tensor), *self._codecs(codec), shards),
             async_op,
         )
 
@@ -191,8 +193,8 @@ class Communicator:
         shards = self._only(dst, span.n_elems, "dst")
         target = span if self.rank == dst else span.part(0, 0)
         deliver = self._deliver(span, tensor) if self.rank == dst else None
-        wanted = self._codec(codec)
-        request = Request("reduce", "reduce_scatter", span, target, deliver, wanted, shards, (), operator)
+        wanted = self._codecs(codec)
+        request = Request("reduce", "reduce_scatter", span, target, deliver, *wanted, shards, (), operator)
         return self._conductor.call(request, async_op)
 
     def all_reduce_coalesced(
@@ -206,9 +208,9 @@ class Communicator:
         operator = reduce_op(op)
         packed = Packed(tensors, "tensors", written=True)
         span = self._read(packed.fill(), "tensors")
-        wanted = self._codec(codec)
+        wanted = self._codecs(codec)
         return self._conductor.call(
-            Request("all_reduce", "all_reduce", span, span, packed.spread, wanted, (span.n_elems,), (), operator),
+            Request("all_reduce", "all_reduce", span, span, packed.spread, *wanted, (span.n_elems,), (), operator),
             async_op,
         )
 
@@ -224,9 +226,9 @@ class Communicator:
         source, target = self._read(input, "input"), self._read(packed.flat, "outputs")
         shards = self._counts(packed.counts, source.n_elems, "input")
         check_output(target, source, sum(shards), _sum_of(shards))
-        wanted = self._codec(codec)
+        wanted = self._codecs(codec)
         return self._conductor.call(
-            Request("all_gather", "all_gather", source, target, packed.spread, wanted, shards), async_op
+            Request("all_gather", "all_gather", source, target, packed.spread, *wanted, shards), async_op
         )
 
     def reduce_scatter(
@@ -253,8 +255,8 @@ class Communicator:
         came = Packed(self._one_each(outputs, "outputs"), "outputs", written=True)
         source, target = self._read(sent.fill(), "inputs"), self._read(came.flat, "outputs")
         check_output(target, source, target.n_elems, "")
-        wanted = self._codec(codec)
-        request = Request("all_to_all", "all_to_all", source, target, came.spread, wanted, sent.counts, came.counts)
+        wanted = self._codecs(codec)
+        request = Request("all_to_all", "all_to_all", source, target, came.spread, *wanted, sent.counts, came.counts)
         return self._conductor.call(request, async_op)
 
     def send(
@@ -306,6 +308,13 @@ class Communicator:
 
     def _codec(self, codec: Codec | str | None) -> Codec:
         return parse_codec(self.plan.codec if codec is None else codec)
+
+    def _codecs(self, codec: Codec | str | None) -> tuple[Codec, Codec]:
+        """Of a call, between and inside nodes: the plan's two, or the one that the call itself asks for at both."""
+        chosen = self._codec(codec)
+        if codec is None and self.plan.intra_codec is not None:
+            return chosen, parse_codec(self.plan.intra_codec)
+        return chosen, chosen
 
     def _read(self, array: Any, role: str) -> Span:
         return flattened(array, role, self._transport.device)
@@ -363,7 +372,7 @@ class Communicator:
 
     def _only(self, rank: int, n_elems: int, role: str) -> tuple[int, ...]:
         """All elements on one rank."""
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < self.size:
+        if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= index(rank) < self.size:
             raise GroupError(
                 f"{role}={rank!r} is not a rank of {self._transport.group_name}; expected 0 to {self.size - 1}"
             )

@@ -41,7 +41,7 @@ from zcomm.wire.registry import codec as parse_codec
 from zcomm.work import Work, Worker
 
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
-MOST_CHUNKS = 1024  # of one call: their steps must not use up the tags
+MOST_CHUNKS = 256  # of one call: their steps must not use up the tags
 _KEPT_SCHEDULES = 512
 _KEPT_AGREEMENTS = 4096
 _STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # tags of collectives
@@ -67,6 +67,7 @@ class Request(NamedTuple):
     target: Span
     deliver: Callable[[], None] | None  # from target to the caller's arrays, where they are not the same memory
     codec: Codec
+    intra_codec: Codec
     counts: tuple[int, ...]  # elements of each rank's shard; all_reduce: of the whole array
     counts_out: tuple[int, ...] = ()  # all_to_all: counts are what this rank sends to each, these what it receives
     operator: ReduceOp | None = None
@@ -112,7 +113,7 @@ class Conductor:
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
                 "itself; pass async_op=True"
             )
-        name, _, source, target, deliver, codec, counts, _, operator, feedback = request
+        name, _, source, target, deliver, codec, _, counts, _, operator, feedback = request
         finish = _finish(operator, transport.size)
         with self._lock:
             self.check_open()
@@ -208,7 +209,14 @@ class Conductor:
 
     def _settle(self, request: Request) -> _Settled:
         """The schedule of a call, from facts that all ranks share: counts, dtype, codec, plan and topology."""
-        key = (request.pattern, request.counts, request.counts_out, request.source.dtype, request.codec)
+        key = (
+            request.pattern,
+            request.counts,
+            request.counts_out,
+            request.source.dtype,
+            request.codec,
+            request.intra_codec,
+        )
         settled = self._schedules.get(key)
         if settled is None:
             settled = self._schedules[key] = self._build(*key)
@@ -217,11 +225,16 @@ class Conductor:
         return settled
 
     def _build(
-        self, pattern: str, counts: tuple[int, ...], counts_out: tuple[int, ...], dtype: DType, wanted: Codec
+        self,
+        pattern: str,
+        counts: tuple[int, ...],
+        counts_out: tuple[int, ...],
+        dtype: DType,
+        wanted: Codec,
+        inside: Codec,
     ) -> _Settled:
         plan, size, uncompressed = self.plan, self.transport.size, None
-        codec = wanted.for_dtype(dtype)
-        intra = codec if plan.intra_codec is None else parse_codec(plan.intra_codec).for_dtype(dtype)
+        codec, intra = wanted.for_dtype(dtype), inside.for_dtype(dtype)
         if not counts_out and sum(counts) < plan.min_elems and str(wanted) != "raw":
             codec = intra = parse_codec("raw").for_dtype(dtype)
             uncompressed = f"fewer than min_elems={plan.min_elems} elements"

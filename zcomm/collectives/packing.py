@@ -7,12 +7,12 @@ anyway, so packing changes no result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import DType, span_of
+from zcomm.buffers import DType, overlap, span_of
 from zcomm.collectives.arguments import check_writable
 from zcomm.errors import BufferError
 
@@ -34,7 +34,10 @@ class Packed:
         if written:
             for number, array in enumerate(arrays):
                 check_writable(array, f"{role}[{number}]")
-        self._arrays = arrays
+            places = sorted((span for span in spans if span.n_elems), key=lambda span: span.address)
+            if any(overlap(one, other) for one, other in pairwise(places)):
+                raise BufferError(f"two of {role} share memory; expected separate ones to write to")
+        self._arrays = tuple(arrays)  # the caller may reuse the list before the call is complete
         self.counts = tuple(span.n_elems for span in spans)
         self.flat = _empty(arrays[0], sum(self.counts), _common([span.dtype for span in spans]))
 

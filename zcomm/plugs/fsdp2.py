@@ -27,7 +27,7 @@ from torch import nn
 
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.errors import BufferError, MissingExtra
+from zcomm.errors import BufferError, MissingExtra, PlanError, TopologyError
 from zcomm.plan import Plan, plan_of
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.reduce_op import reduce_op
@@ -51,10 +51,7 @@ def compress(
     weights: Plan | Codec | str | None = "int8",  # of the gathers over the whole shard group; None: torch's own
     gradients: Plan | Codec | str | None = "int4",  # of the reductions; None: torch's own
     *,
-    node_weights: Plan
-    | Codec
-    | str
-    | None = "raw",  # of hpZ's backward gathers inside a node; raw: exactly the forward's
+    node_weights: Plan | Codec | str | None = "raw",  # of hpZ's backward gathers in a node; raw: the forward's weights
     topology: Topology | None = None,  # of the shard group; None: detected
     prefetch: bool = False,  # gather the next module's weights during a forward, in model.modules() order
     quiet: bool = False,
@@ -67,6 +64,12 @@ def compress(
 
     Raises BufferError if model holds no FSDP module, ValueError (torch's) for a module with several parameter groups.
     """
+    if not isinstance(model, nn.Module):
+        raise BufferError(f"compress takes a model, got a {type(model).__name__}; pass the module given to fully_shard")
+    if not isinstance(prefetch, bool):
+        raise PlanError(f"prefetch must be True or False, got {prefetch!r}")
+    if topology is not None and not isinstance(topology, Topology):
+        raise TopologyError(f"topology must be a zcomm.Topology, got {topology!r}")
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         kind = type(model).__name__
@@ -84,10 +87,10 @@ def compress(
         for group in full:
             topology.check_size(group.size())
     compressed = Compressed(modules, full, weights, gradients, node_weights, topology)
+    for earlier in _installed_before(groups):
+        earlier.remove()
     n_shared = _share_node_groups(groups)
-    compressed.install()
-    if prefetch:
-        _prefetch_forward(modules)
+    compressed.install(prefetch)
     if not quiet and dist.get_rank() == 0:
         print(compressed.describe(n_shared, prefetch), flush=True)
     return compressed
@@ -111,19 +114,26 @@ class Compressed:
         self._node_gather = _by_group(node_weights if weights is not None else None, None)
         self._reduce = _by_group(gradients, topology)
 
-    def install(self) -> None:
-        """Give every module its collectives."""
+    def install(self, prefetch: bool) -> None:
+        """Give every module its collectives, and forward prefetch if asked for."""
+        self._prefetches = prefetch
+        if prefetch:
+            _prefetch_forward(self.modules)
         for module in self.modules:
             if self._gather is not None or self._node_gather is not None:
-                module.set_custom_all_gather(_CompressedAllGather(self._gather, self._node_gather, self._full_groups))
+                module.set_custom_all_gather(
+                    _CompressedAllGather(self, self._gather, self._node_gather, self._full_groups)
+                )
             if self._reduce is not None:
-                module.set_custom_reduce_scatter(_CompressedReduceScatter(self._reduce))
+                module.set_custom_reduce_scatter(_CompressedReduceScatter(self, self._reduce))
 
     def remove(self) -> None:
         """Give every module torch's own collectives back and free what was made. Collective."""
         for module in self.modules:
             module.set_custom_all_gather(DefaultAllGather())
             module.set_custom_reduce_scatter(DefaultReduceScatter())
+            if self._prefetches:
+                module.set_modules_to_forward_prefetch([])
         for communicators in self._all():
             communicators.close()
 
@@ -212,8 +222,13 @@ class _CompressedAllGather(_Allocation, AllGather):
     """Gathers a module's weights: over its shard group compressed, over hpZ's node group as asked."""
 
     def __init__(
-        self, over_shards: _Communicators | None, over_node: _Communicators | None, full_groups: set[Any]
+        self,
+        installed_by: Compressed,
+        over_shards: _Communicators | None,
+        over_node: _Communicators | None,
+        full_groups: set[Any],
     ) -> None:
+        self.installed_by = installed_by
         self._over_shards = over_shards
         self._over_node = over_node
         self._full_groups = full_groups
@@ -241,8 +256,10 @@ class _CompressedAllGather(_Allocation, AllGather):
 class _CompressedReduceScatter(_Allocation, ReduceScatter):
     """Reduces a module's gradients onto its shard group. AVG, SUM and PREMUL_SUM as FSDP2 asks."""
 
-    def __init__(self, over_shards: _Communicators) -> None:
+    def __init__(self, installed_by: Compressed, over_shards: _Communicators) -> None:
+        self.installed_by = installed_by
         self._over_shards = over_shards
+        self._torch = DefaultReduceScatter()
 
     def __call__(
         self,
@@ -253,12 +270,22 @@ class _CompressedReduceScatter(_Allocation, ReduceScatter):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Reduce into output; complete when it returns, as FSDP2 ignores what is returned."""
+        if input_tensor.dtype not in _COMPRESSIBLE:  # complex gradients
+            self._over_shards.pass_through(input_tensor.dtype)
+            return self._torch(output_tensor, input_tensor, group, op, async_op)
         self._over_shards[group].reduce_scatter_single(output_tensor, input_tensor, reduce_op(op))
         return None
 
 
 def _by_group(setting: Plan | Codec | str | None, topology: Topology | None) -> _Communicators | None:
     return None if setting is None else _Communicators(plan_of(setting), topology, {}, CollectiveStats())
+
+
+def _installed_before(groups: list[Any]) -> list[Compressed]:
+    """What earlier calls of compress installed in these parameter groups."""
+    comms = [comm for group in groups for comm in (group._all_gather_comm, group._reduce_scatter_comm)]
+    found = [comm.installed_by for comm in comms if isinstance(comm, _CompressedAllGather | _CompressedReduceScatter)]
+    return list({id(each): each for each in found}.values())
 
 
 def _parameter_groups(module: Any) -> list[Any]:

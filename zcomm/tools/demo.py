@@ -248,7 +248,7 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
             else:
                 found.append(Measured(**event.fields))
                 if not bars.console.is_terminal:  # bars do not move in a log file
-                    bars.console.print(f"{title}: {found[-1].recipe} measured")
+                    bars.console.print(f"{title}: {found[-1].name} measured")
 
     result = cluster.run(
         [sys.executable, "-c", RANK, launch.to_json()],

@@ -98,6 +98,8 @@ class _LocalExchange:
             for peer, payload in incoming:
                 key = (peer, transport.rank, tag)
                 self._keys.append(key)
+                if key in world.posted:
+                    raise TransportError(f"two messages from rank {peer} with tag {tag} are awaited at once")
                 early = world.arrived.pop(key, None)
                 if early is None:
                     world.posted[key] = payload

@@ -8,7 +8,6 @@ Other backends (NCCL) get each step as one grouped batch on the current stream.
 
 from __future__ import annotations
 
-import collections
 import os
 import weakref
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ except ImportError as error:
     raise MissingExtra("torch is not installed; pip install 'zcomm-collectives[torch]'") from error
 
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
-_communicators: collections.Counter[str] = collections.Counter()  # over each group, by its name
+_communicators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made over each group so far
 
 
 class TorchTransport:
@@ -70,9 +69,9 @@ class TorchTransport:
 
     def new_tags(self) -> int:
         """First tag of the next communicator over this group."""
-        name = self.group.group_name
-        number = _communicators[name]
-        _communicators[name] += 1
+        group = self.group
+        number = _communicators.get(group, 0)
+        _communicators[group] = number + 1
         return FIRST_TAG + (number % (FIRST_TAG // TAGS_PER_COMMUNICATOR)) * TAGS_PER_COMMUNICATOR
 
     def open(
