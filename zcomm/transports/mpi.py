@@ -57,7 +57,7 @@ class MpiTransport:
         self.wire_bytes_sent = 0
         self.comm = _duplicate(comm, self.group_name)
         self.piece_bytes = PIECE_BYTES
-        self.tag_bits = (self.comm.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1
+        self.tag_bits = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
         self.under_way: set[_MpiExchange] = set()
         self._communicators = 0
@@ -86,14 +86,16 @@ class MpiTransport:
     ) -> _MpiExchange:
         """Post the receives."""
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        return _MpiExchange(self, outgoing, incoming, self.fold(tag), timeout_s)
+        return _MpiExchange(self, outgoing, incoming, tag, timeout_s)
 
-    def fold(self, tag: int) -> int:
-        """The MPI tag of a step: the tag itself, as far as MPI's largest tag (32767 at least) allows.
+    def fold(self, tag: int, nbytes: int) -> int:
+        """The MPI tag of a message: that of its step, as far as MPI's largest tag (32767 at least) allows.
 
         Communicators are cut off first, then the low bits: they only tell apart calls that should have been equal. The
-        steps of a communicator, 14 bits, always stay distinct.
+        steps of a communicator, 14 bits, always stay distinct. The length goes into the low bits too, as Open MPI may
+        crash where a long message finds a short place.
         """
+        tag ^= ((nbytes >> 4) * 2654435761 >> 22) & 0x3FF
         if self.tag_bits >= TAG_BITS:
             return tag & ((1 << self.tag_bits) - 1)
         return (tag & (TAGS_PER_COMMUNICATOR - 1)) >> (TAG_BITS - self.tag_bits)
@@ -115,14 +117,20 @@ class MpiTransport:
             raise TransportError(no_threads())
 
     def close(self) -> None:
-        """Free the duplicate. What peers never sent is called off."""
+        """Free the duplicate. What peers never sent is called off.
+
+        Where something was, the duplicate is left to MPI: a message that comes for a freed communicator may be taken
+        for one of the next that gets its number.
+        """
         if MPI.Is_finalized() or self.comm == MPI.COMM_NULL:
             return
-        for exchange in list(self.under_way):
-            if not exchange.call_off():
-                _undelivered.append(exchange)
+        failed = list(self.under_way)
         self.under_way.clear()
-        self.comm.Free()
+        _undelivered.extend(exchange for exchange in failed if not exchange.call_off())
+        if failed:
+            self.comm = MPI.COMM_NULL
+        else:
+            self.comm.Free()
 
 
 class _MpiExchange:
@@ -151,7 +159,9 @@ class _MpiExchange:
         for peer, payload in incoming:
             for piece in transport.pieces(payload):
                 try:
-                    self._receives.add(peer, piece.size, receive([piece, MPI.BYTE], peer, tag))
+                    self._receives.add(
+                        peer, piece.size, receive([piece, MPI.BYTE], peer, transport.fold(tag, piece.size))
+                    )
                 except MPI.Exception as error:
                     raise TransportError(f"nothing can come from rank {peer}: {error}") from error
 
@@ -163,7 +173,9 @@ class _MpiExchange:
             transport.pace(peer, payload.size)
             for piece in transport.pieces(payload):
                 try:
-                    self._sends.add(peer, piece.size, send([piece, MPI.BYTE], peer, self._tag))
+                    self._sends.add(
+                        peer, piece.size, send([piece, MPI.BYTE], peer, transport.fold(self._tag, piece.size))
+                    )
                 except MPI.Exception as error:
                     raise TransportError(f"rank {peer} cannot be reached: {error}") from error
             transport.wire_bytes_sent += payload.size
@@ -281,13 +293,13 @@ def _library() -> str:
 
 def _duplicate(comm: Any, group_name: str) -> Any:
     """A communicator of the same ranks for zcomm's messages alone, whose errors are exceptions."""
-    own, request = comm.Idup()
-    making = _Messages("not every rank came to make a zcomm communicator; rank {} waited")
-    making.add(comm.Get_rank(), 0, request)
+    coming = _Messages("not every rank came to make a zcomm communicator; rank {} waited")
+    coming.add(comm.Get_rank(), 0, comm.Ibarrier())
     try:
-        making.complete(DEFAULT_TIMEOUT_S)
+        coming.complete(DEFAULT_TIMEOUT_S)
     except TransportError as error:
         raise type(error)(f"{group_name}: {error}") from error
+    own = comm.Dup()  # blocks no more: all ranks are here
     own.Set_errhandler(MPI.ERRORS_RETURN)
     return own
 
