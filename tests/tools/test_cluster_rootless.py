@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import mpi_world
 import pytest
 from cluster_runs import SEND, Cluster, environment, needs_namespaces
 
@@ -70,6 +71,22 @@ def test_an_ordinary_user_gets_a_shaped_and_counted_cluster(python: str, folder:
     assert 1_000_000 <= report["per_node"][0]["tx_bytes"] <= 1_050_000
     assert json.loads(ended.out)["seconds"] > (1_000_000 - 32 * 1024) * 8 / 50e6
     assert not ended.left_behind()
+
+
+@needs_namespaces
+@pytest.mark.skipif(mpi_world.why_not() is not None, reason=str(mpi_world.why_not()))
+def test_an_ordinary_user_s_mpi_ranks_are_spread_over_the_nodes(python: str, folder: Path):
+    ended = Cluster(
+        *("--quiet", "--namespaces", "require", "--mpi", "--", "sh", "-c", "echo $RANK on $NODE_RANK"),
+        python=python,
+        before=BECOME,
+        PYTHONDONTWRITEBYTECODE="1",
+        TMPDIR=str(folder),
+        PATH=os.pathsep.join([str(Path(mpi_world.mpiexec() or "").parent), os.environ["PATH"]]),
+    ).finish()
+
+    assert sorted(ended.out.splitlines()) == ["0 on 0", "1 on 0", "2 on 1", "3 on 1"], ended.err
+    assert ended.status == 0
 
 
 def test_an_ordinary_user_gets_the_fallback(python: str):

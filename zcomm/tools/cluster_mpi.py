@@ -15,6 +15,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,11 +43,12 @@ class Event(NamedTuple):
 
 
 def find_launcher(command: Sequence[str], environment: Mapping[str, str]) -> Launcher:
-    """The mpiexec beside the program's interpreter, as in a virtual environment, else the one on the PATH."""
+    """The mpiexec beside the program, as in a virtual environment; else the one on the PATH, or beside this Python."""
     path = environment.get("PATH")
     program = shutil.which(command[0], path=path) or command[0]
-    beside = os.path.join(os.path.dirname(program), "mpiexec")
-    found = beside if os.access(beside, os.X_OK) else shutil.which("mpiexec", path=path)
+    beside, ours = (os.path.join(os.path.dirname(place), "mpiexec") for place in (program, sys.executable))
+    on_path = shutil.which("mpiexec", path=path)
+    found = next((place for place in (beside, on_path, ours) if place and os.access(place, os.X_OK)), None)
     if found is None:
         raise ClusterError(
             "--mpi needs an mpiexec, and there is none on the PATH; pip install 'zcomm-collectives[mpi]'"
