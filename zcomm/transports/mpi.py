@@ -33,7 +33,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
 PIECE_BYTES = 1 << 30  # the largest message; MPI counts are 32-bit in many libraries
 TAG_BITS = TAGS_PER_COMMUNICATOR.bit_length() - 1
-YIELDS = 50  # questions between which a wait yields only
+YIELDS = 200  # questions between which a wait yields only
 SHORTEST_PAUSE_S = 10e-6
 LONGEST_PAUSE_S = 200e-6  # a gigabit link moves 25 KB meanwhile, less than socket buffers hold
 
