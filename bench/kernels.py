@@ -30,9 +30,12 @@ from zcomm.buffers import DType
 from zcomm.engines.engine import NO_FINISH, Engine
 from zcomm.engines.native import NativeEngine
 from zcomm.engines.reference import ReferenceEngine
+from zcomm.wire.cast import Cast
 from zcomm.wire.codec import Codec
+from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow
 from zcomm.wire.int_block import IntBlock
+from zcomm.wire.raw import Raw
 from zcomm.wire.registry import codec
 
 try:
@@ -44,7 +47,9 @@ N_CHUNKS = 4  # chunks that a reduce adds
 IN_CACHE_NBYTES = 512 * 1024  # float32 input of the in-cache rows
 CHECKED_N_ELEMS = 100_003
 FULL_CODECS = ("raw", "bf16", "fp16", "int8", "int4")
-FLOAT32_CODECS = ("int7", "int6", "int5", "int3", "int2")
+FLOAT32_CODECS = ("int7", "int6", "int5", "int3", "int2", "int8:stochastic", "int4:stochastic")
+FLOAT32_CODECS += ("hadamard:int8", "hadamard:int4", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "nvfp4")
+DRAW = Draw(seed=1, call=2, first=0)
 OPS = ("encode", "decode", "reduce", "reduce_encode")
 
 
@@ -107,11 +112,11 @@ def _cases(engine: Engine, buffers: Buffers, spec: str, kind: Codec, dtype: DTyp
     out = aligned(np.ones(nbytes, np.uint8))
     buffers.wires += [*chunks, out]
     for chunk in chunks:
-        engine.encode(kind, source.ctypes.data, n, dtype, chunk.ctypes.data)
+        engine.encode(kind, source.ctypes.data, n, dtype, chunk.ctypes.data, DRAW)
     wires = [chunk.ctypes.data for chunk in chunks]
     x, y, w = source.ctypes.data, target.ctypes.data, out.ctypes.data
     runs: dict[str, tuple[int, int, Callable[[], None]]] = {
-        "encode": (source.nbytes, nbytes, lambda: engine.encode(kind, x, n, dtype, w)),
+        "encode": (source.nbytes, nbytes, lambda: engine.encode(kind, x, n, dtype, w, DRAW)),
         "decode": (nbytes, target.nbytes, lambda: engine.decode(kind, wires[0], n, y, dtype)),
         "reduce": (
             N_CHUNKS * nbytes,
@@ -121,7 +126,7 @@ def _cases(engine: Engine, buffers: Buffers, spec: str, kind: Codec, dtype: DTyp
         "reduce_encode": (
             N_CHUNKS * nbytes,
             nbytes,
-            lambda: engine.reduce_encode(kind, wires, n, NO_FINISH, kind, w),
+            lambda: engine.reduce_encode(kind, wires, n, NO_FINISH, kind, w, DRAW),
         ),
     }
     eager = torch_runs(kind, source, dtype) if torch is not None else {}
@@ -132,6 +137,8 @@ def _cases(engine: Engine, buffers: Buffers, spec: str, kind: Codec, dtype: DTyp
 
 def torch_runs(kind: Codec, source: np.ndarray, dtype: DType) -> dict[str, Callable[[], Any]]:
     """The same steps by torch's eager kernels, for int8, int4 and the casts."""
+    if not isinstance(kind, Raw | Cast | IntBlock):
+        return {}
     x = torch.from_numpy(source.view(np.uint16) if dtype is DType.BFLOAT16 else source)
     if dtype is DType.BFLOAT16:
         x = x.view(torch.bfloat16)
@@ -143,7 +150,7 @@ def torch_runs(kind: Codec, source: np.ndarray, dtype: DType) -> dict[str, Calla
             "decode": lambda: coded.to(x.dtype, copy=True),
             "reduce": lambda: sum((coded.float() for _ in range(N_CHUNKS)), start=0).to(x.dtype),
         }
-    if kind.bits not in (4, 8) or x.numel() % kind.block:
+    if kind.bits not in (4, 8) or x.numel() % kind.block or kind.rounding != "nearest":
         return {}
     qmax, half = kind.qmax, kind.block // 2
 
@@ -176,7 +183,7 @@ def agrees(spec: str, op: str, dtype: DType) -> bool:
     for engine in (ReferenceEngine(), NativeEngine()):
         chunks = [np.empty(kind.nbytes(n), np.uint8) for _ in sources]
         for source, chunk in zip(sources, chunks, strict=True):
-            engine.encode(kind, source.ctypes.data, n, dtype, chunk.ctypes.data)
+            engine.encode(kind, source.ctypes.data, n, dtype, chunk.ctypes.data, DRAW)
         wires = [chunk.ctypes.data for chunk in chunks]
         target = np.empty(n, dtype.numpy)
         again = np.empty(kind.nbytes(n), np.uint8)
@@ -185,7 +192,7 @@ def agrees(spec: str, op: str, dtype: DType) -> bool:
         elif op == "reduce":
             engine.reduce(kind, wires, n, NO_FINISH, target.ctypes.data, dtype)
         elif op == "reduce_encode":
-            engine.reduce_encode(kind, wires, n, NO_FINISH, kind, again.ctypes.data)
+            engine.reduce_encode(kind, wires, n, NO_FINISH, kind, again.ctypes.data, DRAW)
         results.append({"encode": chunks[0], "reduce_encode": again}.get(op, target.view(np.uint8)).tobytes())
     return results[0] == results[1]
 
@@ -257,14 +264,14 @@ def cpu_model() -> str:
 def show(table: list[dict[str, Any]]) -> None:
     """Print rows under a header with units."""
     print(
-        f"{'codec':6}{'op':14}{'dtype':10}{'n_elems':>10}{'us':>11}{'GB/s':>8}{'memcpy GB/s':>13}"
+        f"{'codec':17}{'op':14}{'dtype':10}{'n_elems':>10}{'us':>11}{'GB/s':>8}{'memcpy GB/s':>13}"
         f"{'share %':>9}{'vs copy':>9}{'Gelem/s':>9}{'torch x':>9}  exact"
     )
     for row in table:
         eager = row["torch_eager_time_us"]
         slower = f"{eager / row['time_us']:.1f}" if eager else "-"
         print(
-            f"{row['codec']:6}{row['op']:14}{row['dtype']:10}{row['n_elems']:10}{row['time_us']:11.1f}"
+            f"{row['codec']:17}{row['op']:14}{row['dtype']:10}{row['n_elems']:10}{row['time_us']:11.1f}"
             f"{row['rate_gb_s']:8.1f}{row['memcpy_gb_s']:13.1f}{row['share_of_memcpy_percent']:9.0f}"
             f"{row['time_over_input_copy']:9.2f}{row['elements_g_s']:9.2f}{slower:>9}  {row['exact']}"
         )

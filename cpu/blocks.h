@@ -146,27 +146,75 @@ inline float NvFp4Rules::scale_at(const zc_u8 *wire, const Layout &at, zc_i64 b)
   return zc_nvfp4_value(wire[at.scale_at(b)], region);
 }
 
+template <int N>
+ZC_FN zc_u32 amax_of(const float *x) {
+  zc_i32 amax = 0;
+  for (int i = 0; i < N; ++i) {
+    const zc_i32 magnitude = (zc_i32)(zc_bits(x[i]) & ZC_MAGNITUDE);
+    amax = magnitude > amax ? magnitude : amax;
+  }
+  return (zc_u32)amax;
+}
+
+// A whole block of few elements, the same number of them always, so that loops unroll and vectorise.
+template <class Rules>
+ZC_FN void encode_short(const Rules &rules, const float *x, zc_u32 amax, zc_u8 *scale, zc_u8 *planes) {
+  constexpr int N = Rules::SHORT;
+  const zc_scale s = rules.scale(amax);
+  zc_u8 codes[N];
+  for (int i = 0; i < N; ++i) codes[i] = (zc_u8)(s.inv == 0.0f ? 0u : rules.code(x[i], s.inv, 0));
+  rules.store(s, scale);
+  if (rules.bits() == 8)
+    __builtin_memcpy(planes, codes, N);
+  else
+    for (int i = 0; i < N / 2; ++i) planes[i] = (zc_u8)(codes[i] | codes[i + N / 2] << 4);
+}
+
+template <class Rules>
+static void sum_short(const Rules &rules, const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
+                      float_at *__restrict sums) {
+  constexpr int N = Rules::SHORT;
+  float total[N];
+  for (zc_i64 w = 0; w < k; ++w) {
+    const zc_u8 *planes = wires[w] + at.codes_at(b);
+    const float scale = rules.scale_at(wires[w], at, b);
+    float x[N];
+    if (rules.bits() == 8)
+      for (int i = 0; i < N; ++i) x[i] = zc_mul(rules.value(planes[i]), scale);
+    else
+      for (int i = 0; i < N / 2; ++i) {
+        x[i] = zc_mul(rules.value(planes[i] & 15), scale);
+        x[i + N / 2] = zc_mul(rules.value(planes[i] >> 4), scale);
+      }
+    for (int i = 0; i < N; ++i) total[i] = w == 0 ? x[i] : zc_add(total[i], x[i]);
+  }
+  for (int i = 0; i < N; ++i) sums[i] = total[i];
+}
+
 // Encodes the regions of nvfp4 that begin with block b, from count elements at source.
 template <class E>
 static void encode_regions(const Layout &at, zc_i64 b, const zc_u8 *source, zc_i64 count, zc_u8 *wire) {
+  constexpr zc_i64 N = ZC_NVFP4_BLOCK, REGION = ZC_NVFP4_REGION;
   NvFp4Rules rules;
-  for (zc_i64 lo = 0; lo < count; lo += ZC_NVFP4_REGION) {
-    const zc_i64 hi = count - lo < ZC_NVFP4_REGION ? count : lo + ZC_NVFP4_REGION;
-    float x[ZC_NVFP4_REGION];
-    convert<E, Float32>(source + lo * E::size, hi - lo, (zc_u8 *)x);
-    zc_u32 amax = 0;
-    for (zc_i64 i = 0; i < hi - lo; i += ZC_NVFP4_BLOCK) {
-      zc_u32 of_block = 0;
-      for (zc_i64 j = i; j < hi - lo && j < i + ZC_NVFP4_BLOCK; ++j) {
-        const zc_u32 magnitude = zc_bits(x[j]) & ZC_MAGNITUDE;
-        of_block = magnitude > of_block ? magnitude : of_block;
-      }
-      amax = of_block < ZC_INF && of_block > amax ? of_block : amax;
+  for (zc_i64 lo = 0; lo < count; lo += REGION, b += REGION / N) {
+    const zc_i64 present = count - lo < REGION ? count - lo : REGION, n_blocks = (present + N - 1) / N;
+    float x[REGION];
+    convert<E, Float32>(source + lo * E::size, present, (zc_u8 *)x);
+    for (zc_i64 i = present; i < n_blocks * N; ++i) x[i] = 0.0f;
+    zc_u32 amax[REGION / N], of_region = 0;
+    for (zc_i64 i = 0; i < n_blocks; ++i) {
+      amax[i] = amax_of<N>(x + i * N);
+      of_region = amax[i] < ZC_INF && amax[i] > of_region ? amax[i] : of_region;
     }
-    rules.region = zc_nvfp4_region(amax);
-    ((float_at *)wire)[b * ZC_NVFP4_BLOCK / ZC_NVFP4_REGION] = zc_float(rules.region.bits << 16);
-    for (zc_i64 i = 0; i < hi - lo; i += ZC_NVFP4_BLOCK, ++b)
-      encode_block<Float32>(rules, (const zc_u8 *)(x + i), at.present(b), at.stored(b), Chance(), wire + at.scale_at(b),
-                            wire + at.codes_at(b));
+    rules.region = zc_nvfp4_region(of_region);
+    ((float_at *)wire)[b * N / REGION] = zc_float(rules.region.bits << 16);
+    for (zc_i64 i = 0; i < n_blocks; ++i) {
+      zc_u8 *scale = wire + at.scale_at(b + i), *planes = wire + at.codes_at(b + i);
+      if (at.stored(b + i) == N)
+        encode_short(rules, x + i * N, amax[i], scale, planes);
+      else
+        encode_block<Float32>(rules, (const zc_u8 *)(x + i * N), at.present(b + i), at.stored(b + i), Chance(), scale,
+                              planes);
+    }
   }
 }

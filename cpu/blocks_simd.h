@@ -1,6 +1,6 @@
-// int_block's usual widths, 8 and 4 bits in whole blocks that are a multiple of 64, by the widest instructions of the
-// build. Same bits as the loops of cpu/blocks.h. Included once per build of cpu/loops.cpp that has AVX2, inside its
-// namespace.
+// The usual codes, integers of 8 and 4 bits and floats of 8, in whole blocks that are a multiple of 64, by the widest
+// instructions of the build. Same bits as the loops of cpu/blocks.h. Included once per build of cpu/loops.cpp that has
+// AVX2, inside its namespace.
 
 template <bool FIRST, class A, class B>
 struct Choice {
@@ -13,6 +13,7 @@ struct Choice<false, A, B> {
 
 namespace avx2 {
 #include "int_block_avx2.h"
+#include "fp8_avx2.h"
 }
 #ifdef __AVX512BW__
 namespace avx512 {
@@ -24,9 +25,26 @@ constexpr zc_i64 ROTATED_BLOCK = 256;  // longer ones are rotated before they ar
 constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divisions are slow one after the other
 
 ZC_FN bool is_usual(const zc_codec &codec) {
-  return codec.kind == ZC_INT_BLOCK && (codec.bits == 8 || codec.bits == 4) && codec.block % 64 == 0 &&
+  if (codec.block % 64 != 0) return false;
+  if (codec.kind == ZC_FP8_BLOCK) return true;
+  return codec.kind == ZC_INT_BLOCK && (codec.bits == 8 || codec.bits == 4) &&
          (codec.rounding != ZC_STOCHASTIC || codec.block <= TILE);
 }
+
+// The usual codes, as the loops below take them. IS_SLOW: so much is computed that memory must be asked for ahead.
+template <int BITS_, bool BY_CHANCE_>
+struct IntCodes {
+  static constexpr int BITS = BITS_;
+  static constexpr bool BY_CHANCE = BY_CHANCE_, IS_SLOW = BY_CHANCE;
+  ZC_FN zc_scale scale(zc_u32 amax) { return zc_block_scale(amax, (float)zc_qmax(BITS), zc_scale_cap(BITS)); }
+};
+template <class Form_>
+struct Fp8Codes {
+  typedef Form_ Form;
+  static constexpr int BITS = 8;
+  static constexpr bool BY_CHANCE = false, IS_SLOW = Form::BIAS == 7;
+  ZC_FN zc_scale scale(zc_u32 amax) { return zc_fp8_scale<Form>(amax); }
+};
 
 #ifdef __AVX512BW__
 template <int BITS>
@@ -53,6 +71,19 @@ ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
 #endif
 }
 
+template <class E, int BITS, bool BY_CHANCE>
+ZC_FN void quantize_as(IntCodes<BITS, BY_CHANCE>, const zc_u8 *x, zc_i64 block, float inv, const zc_u16 *chance,
+                       zc_u8 *codes) {
+#ifdef __AVX512BW__
+  if (is_wide<BITS>(block)) return avx512::quantize_block<BITS, BY_CHANCE, E>(x, block, inv, chance, codes);
+#endif
+  avx2::quantize_block<BITS, BY_CHANCE, E>(x, block, inv, chance, codes);
+}
+template <class E, class Form>
+ZC_FN void quantize_as(Fp8Codes<Form>, const zc_u8 *x, zc_i64 block, float inv, const zc_u16 *, zc_u8 *codes) {
+  avx2::quantize_fp8<Form, E>(x, block, inv, codes);
+}
+
 template <int BITS, bool BY_CHANCE, class E>
 ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, const zc_u16 *chance, zc_u8 *codes) {
 #ifdef __AVX512BW__
@@ -62,8 +93,9 @@ ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv, const zc_u16 
 }
 
 // Sums of `count` whole blocks from block b on over k chunks, in the order of the chunks.
-template <int BITS>
-static void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, zc_i64 count, float_at *sums) {
+template <int BITS, bool BY_CHANCE>
+ZC_FN void sum_whole(IntCodes<BITS, BY_CHANCE>, const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
+                     zc_i64 count, float_at *sums) {
   const zc_i64 block = at.block, end = b + count;
 #ifdef __AVX512BW__
   if (is_wide<BITS>(block)) {
@@ -73,16 +105,22 @@ static void sum_whole(const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_
 #endif
   for (; b < end; ++b, sums += block) avx2::sum_block<BITS>(block, at.codes_at(b), wires, k, b, sums);
 }
+template <class Form>
+ZC_FN void sum_whole(Fp8Codes<Form>, const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, zc_i64 count,
+                     float_at *sums) {
+  for (const zc_i64 end = b + count; b < end; ++b, sums += at.block)
+    avx2::sum_fp8<Form>(at.block, at.codes_at(b), wires, k, b, sums);
+}
 
 // Encodes count whole blocks; BY_CHANCE: of at most TILE elements; ROTATED: of at most ROTATED_BLOCK.
-template <int BITS, bool BY_CHANCE, bool ROTATED, class E>
-static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chance &chance, u16_at *scales,
+template <bool ROTATED, class E, class Codes>
+static void encode_whole(Codes, const zc_u8 *x, zc_i64 count, zc_i64 block, const Chance &chance, u16_at *scales,
                          zc_u8 *codes) {
+  constexpr int BITS = Codes::BITS;
+  constexpr bool BY_CHANCE = Codes::BY_CHANCE;
   typedef typename Choice<ROTATED, Float32, E>::type Coded;
   zc_u16 room[BY_CHANCE ? TILE + 2 * SPAN : 1];
   float rotated[ROTATED ? GROUP * ROTATED_BLOCK : 1];
-  const float qmax = (float)zc_qmax(BITS);
-  const zc_u32 cap = zc_scale_cap(BITS);
   for (zc_i64 first = 0; first < count; first += GROUP) {
     const zc_i64 group = count - first < GROUP ? count - first : GROUP;
     zc_u32 amax[GROUP] = {0}, bits[GROUP];
@@ -93,14 +131,14 @@ static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chanc
       amax[g] = ROTATED ? rotate_block<E>(of_block, block, rotated + g * block) : block_amax<E>(of_block, block);
     }
     for (zc_i64 g = 0; g < GROUP; ++g) {
-      const zc_scale s = zc_block_scale(amax[g], qmax, cap);
+      const zc_scale s = Codes::scale(amax[g]);
       bits[g] = s.bits;
       inv[g] = s.inv;
     }
     const zc_u8 *coded = ROTATED ? (const zc_u8 *)rotated : from;
     for (zc_i64 g = 0; g < group; ++g) {
       const zc_u8 *ahead = from + (g + GROUP) * block * E::size;  // what is read next, while this is computed
-      for (zc_i64 i = 0; (BY_CHANCE || ROTATED) && i < block * E::size; i += 64)
+      for (zc_i64 i = 0; (Codes::IS_SLOW || ROTATED) && i < block * E::size; i += 64)
         _mm_prefetch((const char *)ahead + i, _MM_HINT_T0);
       zc_u8 *out = codes + (first + g) * (block / 8 * BITS);
       scales[first + g] = (zc_u16)bits[g];
@@ -109,22 +147,15 @@ static void encode_whole(const zc_u8 *x, zc_i64 count, zc_i64 block, const Chanc
         continue;
       }
       const zc_u16 *drawn = BY_CHANCE ? draw_elements(chance.from((first + g) * block), block, room) : room;
-      quantize_block<BITS, BY_CHANCE, Coded>(coded + g * block * Coded::size, block, inv[g], drawn, out);
+      quantize_as<Coded>(Codes(), coded + g * block * Coded::size, block, inv[g], drawn, out);
     }
   }
 }
 
-// The same, whichever usual codec it is.
-template <bool ROTATED, class E>
-static void encode_usual(const zc_codec &codec, const zc_u8 *x, zc_i64 count, const Chance &chance, u16_at *scales,
-                         zc_u8 *codes) {
-  const bool by_chance = codec.rounding == ZC_STOCHASTIC;
-  if (codec.bits == 8 && by_chance)
-    encode_whole<8, true, ROTATED, E>(x, count, codec.block, chance, scales, codes);
-  else if (codec.bits == 8)
-    encode_whole<8, false, ROTATED, E>(x, count, codec.block, chance, scales, codes);
-  else if (by_chance)
-    encode_whole<4, true, ROTATED, E>(x, count, codec.block, chance, scales, codes);
-  else
-    encode_whole<4, false, ROTATED, E>(x, count, codec.block, chance, scales, codes);
+// Calls f with the codes of a usual codec.
+template <class F>
+ZC_FN void with_codes(const zc_codec &codec, F f) {
+  if (codec.kind == ZC_FP8_BLOCK) return codec.element == ZC_E4M3 ? f(Fp8Codes<zc_e4m3>()) : f(Fp8Codes<zc_e5m2>());
+  if (codec.rounding == ZC_STOCHASTIC) return codec.bits == 8 ? f(IntCodes<8, true>()) : f(IntCodes<4, true>());
+  return codec.bits == 8 ? f(IntCodes<8, false>()) : f(IntCodes<4, false>());
 }

@@ -86,13 +86,22 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
 #ifdef __AVX2__
   if (is_usual(codec)) {
     const zc_i64 whole = count / at.block;
-    encode_usual<false, E>(codec, x, whole, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
+    with_codes(codec, [&](auto codes) {
+      encode_whole<false, E>(codes, x, whole, at.block, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
+    });
     b += whole;
     x += whole * at.block * E::size;
   }
 #endif
   if (codec.kind == ZC_NVFP4) return encode_regions<E>(at, b, x, count, wire);
   with_rules(codec, [&](auto rules) {
+    if constexpr (decltype(rules)::SHORT != 0)
+      for (; b < end && at.stored(b) == at.block; ++b, x += at.block * E::size) {
+        float of_block[decltype(rules)::SHORT] = {0};
+        convert<E, Float32>(x, at.present(b), (zc_u8 *)of_block);
+        encode_short(rules, of_block, amax_of<decltype(rules)::SHORT>(of_block), wire + at.scale_at(b),
+                     wire + at.codes_at(b));
+      }
     for (; b < end; ++b, x += at.block * E::size)
       encode_block<E>(rules, x, at.present(b), at.stored(b), chance.from(b * at.block), wire + at.scale_at(b),
                       wire + at.codes_at(b));
@@ -144,7 +153,9 @@ static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, const C
 #ifdef __AVX2__
       if (is_usual(codec) && codec.block <= ROTATED_BLOCK) {
         done = n / codec.block * codec.block;
-        encode_usual<true, E>(codec, source, n / codec.block, chance, (u16_at *)wire, wire + at.codes_offset);
+        with_codes(codec, [&](auto codes) {
+          encode_whole<true, E>(codes, source, n / at.block, at.block, chance, (u16_at *)wire, wire + at.codes_offset);
+        });
       }
 #endif
       return encode_read(codec, at, done, n, true, chance, wire, [&](zc_i64 start, zc_i64 count, float *x) {
@@ -205,16 +216,16 @@ static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sum
 #ifdef __AVX2__
   if (is_usual(sum.codec) && lo == 0) {
     const zc_i64 whole = count / at.block;
-    if (sum.codec.bits == 8)
-      sum_whole<8>(at, sum.wires, sum.k, b, whole, sums);
-    else
-      sum_whole<4>(at, sum.wires, sum.k, b, whole, sums);
+    with_codes(sum.codec, [&](auto codes) { sum_whole(codes, at, sum.wires, sum.k, b, whole, sums); });
     b += whole;
     sums += whole * at.block;
     count -= whole * at.block;
   }
 #endif
   with_rules(sum.codec, [&](auto rules) {
+    if constexpr (decltype(rules)::SHORT != 0)
+      for (; lo == 0 && count >= at.block; ++b, sums += at.block, count -= at.block)
+        sum_short(rules, at, sum.wires, sum.k, b, sums);
     for (; count > 0; ++b, lo = 0) {
       const zc_i64 hi = lo + count < at.block ? lo + count : at.block;
       sum_block(rules, at, sum.wires, sum.k, b, lo, hi, sums);

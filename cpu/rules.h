@@ -1,6 +1,7 @@
 // What differs between block codecs, as the loops of cpu/blocks.h take it: each a few lines over cuda/<codec>.cuh.
 //
 //   BY_CHANCE             whether code() looks at random bits
+//   SHORT                 the block, where it is short and no other; 0: the codec says it
 //   bits()                of a code
 //   scale(amax)           from the largest magnitude bits of a block; store() writes it, scale_at() reads block b's, to decode with
 //   code(x, inv, chance)  of an element; value(code) is what decoding multiplies with the scale
@@ -18,6 +19,7 @@ struct WideScales {
 template <bool CHANCE>
 struct IntRules : WideScales {
   static constexpr bool BY_CHANCE = CHANCE;
+  static constexpr int SHORT = 0;
   zc_i32 width;
 
   explicit IntRules(const zc_codec &codec) : width(codec.bits) {}
@@ -43,11 +45,15 @@ struct FloatCodes {
 
 template <class Form>
 struct Fp8Rules : WideScales, FloatCodes<Form> {
+  static constexpr int SHORT = 0;
+
   ZC_FN zc_scale scale(zc_u32 amax) { return zc_fp8_scale<Form>(amax); }
 };
 
 template <class Form>
 struct MxRules : FloatCodes<Form> {
+  static constexpr int SHORT = ZC_MX_BLOCK_ELEMS;
+
   ZC_FN zc_scale scale(zc_u32 amax) { return zc_mx_scale<Form>(amax); }
   static void store(const zc_scale &scale, zc_u8 *at) { *at = (zc_u8)scale.bits; }
   ZC_FN float scale_at(const zc_u8 *wire, const Layout &, zc_i64 b) { return zc_from_e8m0(wire[b]); }
@@ -55,6 +61,7 @@ struct MxRules : FloatCodes<Form> {
 
 // A block's scale is relative to its region's, which scale() is told beforehand.
 struct NvFp4Rules : FloatCodes<zc_e2m1> {
+  static constexpr int SHORT = ZC_NVFP4_BLOCK;
   zc_scale region;
 
   zc_scale scale(zc_u32 amax) const { return zc_nvfp4_scale(amax, region); }

@@ -50,12 +50,13 @@ static void run(const zc_codec &codec, const zc_codec &again, int64_t n, bool at
     Walled a((size_t)wire_nbytes(codec, n), at_end), b((size_t)wire_nbytes(codec, n), at_end);
     Walled out((size_t)wire_nbytes(again, n), at_end);
     const void *wires[3] = {a.at, b.at, a.at};
+    VERB(zc_decode)(&codec, a.at, n, target.at, dtype);  // of bytes that no encoder wrote
     VERB(zc_encode)(&codec, source.at, n, dtype, a.at, &draw);
     VERB(zc_encode)(&codec, source.at, n, dtype, b.at, &draw);
     VERB(zc_decode)(&codec, a.at, n, target.at, dtype);
     VERB(zc_reduce)(&codec, wires, 3, n, 0.5, 3.0, target.at, dtype);
     VERB(zc_reduce_encode)(&codec, wires, 3, n, 0.5, 3.0, &again, out.at, &draw);
-    runs += 5;
+    runs += 6;
   }
 }
 
