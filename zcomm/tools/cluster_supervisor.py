@@ -97,6 +97,7 @@ class _Supervisor:
         self._ranks: dict[int, _Rank] = {}  # by pid, running; of an MPI program mpiexec alone, as rank 0
         self._mpi: cluster_mpi.MpiRun | None = None
         self._mpi_ranks: dict[int, int] = {}  # of an MPI program: rank to pid, running
+        self._mpi_ended = 0  # ranks that told how they ended
         self._open_pipes = 0
         self._nodes: list[cluster_network.Node] = []
         self._shaping = cluster_network.Shaping("none", "none")
@@ -323,6 +324,7 @@ class _Supervisor:
                 self._mpi_ranks[rank] = pid
                 continue
             self._mpi_ranks.pop(rank, None)
+            self._mpi_ended += 1
             if status != 0:
                 self._rank_failed(rank, status)
 
@@ -370,8 +372,10 @@ class _Supervisor:
                 continue
             status = os.waitstatus_to_exitcode(wait_status)
             if self._mpi is not None:
-                self._hear(self._mpi.read_events())  # a rank's own status says more than mpiexec's
+                self._hear(self._mpi.read_events())
                 self._mpi.ended()
+                if self._mpi_ended == self._task.n_nodes * self._task.ranks_per_node:
+                    continue  # how the ranks ended is known, and says more than how mpiexec did
             if status != 0:
                 self._rank_failed(rank.rank, 128 - status if status < 0 else status)
 
