@@ -309,7 +309,7 @@ def _share_node_groups(groups: list[Any]) -> int:
     hold two hundred. Returns how many were freed.
     """
     kept: dict[Any, Any] = {}
-    freed = 0
+    spare: list[Any] = []  # meshes whose process groups nobody needs
     for group in groups:
         info = group.post_forward_mesh_info
         if info is None or info is group.mesh_info or info.mesh is group.mesh_info.mesh:
@@ -322,13 +322,22 @@ def _share_node_groups(groups: list[Any]) -> int:
         first = kept.setdefault(key, info)
         if first is info:
             continue
+        if not spare:
+            _meet(group.mesh_info)
         group.post_forward_mesh_info = first
         for parameter in group.fsdp_params:
             parameter.post_forward_mesh_info = first
-        for dimension in range(info.mesh.ndim):
-            dist.destroy_process_group(info.mesh.get_group(dimension))
-            freed += 1
-    return freed
+        spare.append(info.mesh)
+    for mesh in spare:
+        for dimension in range(mesh.ndim):
+            dist.destroy_process_group(mesh.get_group(dimension))
+    return sum(mesh.ndim for mesh in spare)
+
+
+def _meet(mesh_info: Any) -> None:
+    """Wait for all ranks of a mesh: a group closed on one rank fails on another that is still connecting it."""
+    for dimension in range(mesh_info.mesh.ndim):
+        dist.barrier(group=mesh_info.mesh.get_group(dimension))
 
 
 def _prefetch_forward(modules: list[Any]) -> None:
