@@ -31,6 +31,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     ) from error
 
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
+LEAST_LARGEST_TAG = 32767  # that MPI allows any implementation
 PIECE_BYTES = 1 << 30  # the largest message; MPI counts are 32-bit in many libraries
 TAG_BITS = TAGS_PER_COMMUNICATOR.bit_length() - 1
 YIELDS = 200  # questions between which a wait yields only
@@ -57,7 +58,8 @@ class MpiTransport:
         self.wire_bytes_sent = 0
         self.comm = _duplicate(comm, self.group_name)
         self.piece_bytes = PIECE_BYTES
-        self.tag_bits = (MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) + 1).bit_length() - 1
+        largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
+        self.tag_bits = (int(largest_tag or LEAST_LARGEST_TAG) + 1).bit_length() - 1
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
         self.under_way: set[_MpiExchange] = set()
         self._communicators = 0
