@@ -228,8 +228,9 @@ class _Messages:
         pause_s = SHORTEST_PAUSE_S
         while not self.test():
             if time.monotonic() > give_up_at:
-                late = next(p for p, request in zip(self._peers, self._requests, strict=True) if not request.Test())
-                raise PeerTimeout(f"{self._complaint.format(late)} within {timeout_s} s")
+                late = [p for p, request in zip(self._peers, self._requests, strict=True) if not request.Test()]
+                if late:  # the last may have come just now
+                    raise PeerTimeout(f"{self._complaint.format(late[0])} within {timeout_s} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
