@@ -26,7 +26,7 @@ from zcomm.collectives.arguments import flattened as on_device
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
-from zcomm.plan import Plan, plan_of
+from zcomm.plan import Plan
 from zcomm.plugs.mpi_buffers import Other, flattened, read
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
@@ -39,6 +39,7 @@ try:
 except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
+PLAN = Plan(chunk_elems=1 << 19)  # smaller chunks than elsewhere: MPI starts messages quickly, and slow links stay full
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")
 
 
@@ -50,12 +51,11 @@ class Comm:
         comm: Any,  # mpi4py.MPI.Intracomm; stays the caller's
         codec: Codec | str | None = None,  # None: the plan's
         *,
-        plan: Plan | Codec | str = Plan(),  # noqa: B008 - a frozen value
+        plan: Plan = PLAN,
         topology: Topology | None = None,  # None: the host names tell
     ) -> None:
         if not isinstance(comm, MPI.Comm):
             raise GroupError(f"got a {type(comm).__name__}; expected an mpi4py communicator, such as MPI.COMM_WORLD")
-        plan = plan_of(plan)
         self.wrapped = comm
         self.communicator = Communicator(comm, plan if codec is None else replace(plan, codec=codec), topology)
         self._passed: dict[str, collections.Counter[str]] = {}

@@ -228,7 +228,7 @@ class _Messages:
         pause_s = SHORTEST_PAUSE_S
         while not self.test():
             if time.monotonic() > give_up_at:
-                late = [p for p, request in zip(self._peers, self._requests, strict=True) if not request.Test()]
+                late = [p for p, request in zip(self._peers, self._requests, strict=True) if not request.Get_status()]
                 if late:  # the last may have come just now
                     raise PeerTimeout(f"{self._complaint.format(late[0])} within {timeout_s} s")
             time.sleep(pause_s)
