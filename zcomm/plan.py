@@ -24,7 +24,7 @@ class Plan:
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     one_shot_elems: int = 4096  # all-reduces of at most so many elements are gathered and added by every rank
-    chunk_elems: int = 1 << 20  # source elements per pipeline step; the results are the same for any value
+    chunk_elems: int = 1 << 21  # source elements per pipeline step; the results are the same for any value
     seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
     check: str = "first"  # compare calls between ranks before they are done: "first" of each kind, "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
