@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import json
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,28 +54,38 @@ def exchange(
     timeout_s: float | None,
 ) -> list[Card]:
     """Send the own card to every rank; all cards, by rank."""
-    if transport.device != "cpu":
-        raise EngineError(f"comparing calls over {transport.device} needs the cuda engine, which is not used yet")
     short = {
         name: value if len(value) <= _LONGEST_VALUE else f"of checksum {zlib.crc32(value.encode()):08x}"
         for name, value in own.items()
     }
-    payload = json.dumps(short).encode()
-    memory = transport.empty(CARD_BYTES * transport.size)
-    places = [memory[rank * CARD_BYTES : (rank + 1) * CARD_BYTES] for rank in range(transport.size)]
-    whole = (ctypes.c_uint8 * (CARD_BYTES * transport.size)).from_address(transport.address(memory))
-    view = np.ctypeslib.as_array(whole).reshape(transport.size, CARD_BYTES)
-    view[transport.rank] = ord(" ")
-    view[transport.rank, : len(payload)] = np.frombuffer(payload, np.uint8)
-    peers = [rank for rank in range(transport.size) if rank != transport.rank]
-    own_place = places[transport.rank]
+    payload = np.frombuffer(json.dumps(short).encode().ljust(CARD_BYTES), np.uint8)
+    rows = swap(transport, payload, range(transport.size), tag, timeout_s)
+    return [json.loads(row.tobytes()) for row in rows]
+
+
+def swap(
+    transport: Transport,
+    own: np.ndarray,  # (n,), as many elements of the same dtype on each of the ranks
+    ranks: Sequence[int],  # that swap; this one among them
+    tag: int,
+    timeout_s: float | None,
+) -> np.ndarray:  # (len(ranks), n)
+    """Send a few numbers to each of the ranks; everybody's, in the order of ranks."""
+    if transport.device != "cpu":
+        raise EngineError(f"comparing calls over {transport.device} needs the cuda engine, which is not used yet")
+    memory = transport.empty(own.nbytes * len(ranks))
+    places = {rank: memory[at * own.nbytes : (at + 1) * own.nbytes] for at, rank in enumerate(ranks)}
+    whole = (ctypes.c_uint8 * (own.nbytes * len(ranks))).from_address(transport.address(memory))
+    rows = np.ctypeslib.as_array(whole).view(own.dtype).reshape(len(ranks), -1)
+    rows[list(places).index(transport.rank)] = own
+    own_place = places.pop(transport.rank)
     step = transport.open(
-        [Parcel(peer, own_place) for peer in peers], [Parcel(peer, places[peer]) for peer in peers], tag, timeout_s
+        [Parcel(peer, own_place) for peer in places], [Parcel(*each) for each in places.items()], tag, timeout_s
     )
     step.start()
     step.wait()
     step.close()
-    return [json.loads(row.tobytes()) for row in view]
+    return rows.copy()
 
 
 def compare(
