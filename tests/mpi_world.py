@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-REPLY_TIMEOUT_S = 60.0
-START_TIMEOUT_S = 60.0
+REPLY_TIMEOUT_S = 300.0  # ends a hang; never the pace of a slow machine
+START_TIMEOUT_S = 300.0
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -60,6 +61,7 @@ class MpiWorld:
 
     def __init__(self, size: int) -> None:
         self.size = size
+        self._hung = False
         with Listener() as listener:
             self._process = subprocess.Popen(
                 launch(size, sys.executable, __file__, str(listener.address)),
@@ -73,11 +75,14 @@ class MpiWorld:
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call function(*args) on every rank; results by rank. Fails with every failing rank's traceback."""
+        assert not self._hung, "an earlier test hung on these ranks"
+        give_up_at = time.monotonic() + REPLY_TIMEOUT_S
         for pipe in self._pipes:
             pipe.send((function, args))
         results, failures = [], []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(REPLY_TIMEOUT_S):
+            if not pipe.poll(max(0.0, give_up_at - time.monotonic())):
+                self._hung = True
                 failures.append(f"rank {rank}: no answer within {REPLY_TIMEOUT_S} s")
                 continue
             good, value = pipe.recv()
@@ -93,7 +98,7 @@ class MpiWorld:
         for pipe in self._pipes:
             pipe.close()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self._process.terminate()
             self._process.wait(10)

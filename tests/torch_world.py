@@ -11,14 +11,14 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
-import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-REPLY_TIMEOUT_S = 120.0
+REPLY_TIMEOUT_S = 300.0  # ends a hang; never the pace of a slow machine
 
 
 class TorchWorld:
@@ -27,26 +27,30 @@ class TorchWorld:
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("spawn")
         self.size = size
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        self._hung = False
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, rank, size, port, list(sys.path)), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, rank, size, list(sys.path)), daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        port = self._pipes[0].recv()  # rank 0 holds the store, on whatever port is free
+        for pipe in self._pipes[1:]:
+            pipe.send(port)
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """Call function(*args) on every rank; results by rank. Fails with every failing rank's traceback."""
+        assert not self._hung, "an earlier test hung on these ranks"
+        give_up_at = time.monotonic() + REPLY_TIMEOUT_S
         for pipe in self._pipes:
             pipe.send((function, args))
         results, failures = [], []
         for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(REPLY_TIMEOUT_S):
+            if not pipe.poll(max(0.0, give_up_at - time.monotonic())):
+                self._hung = True
                 failures.append(f"rank {rank}: no answer within {REPLY_TIMEOUT_S} s")
                 continue
             good, value = pipe.recv()
@@ -68,7 +72,7 @@ class TorchWorld:
                 process.kill()
 
 
-def _serve(pipe: Connection, rank: int, size: int, port: int, path: list[str]) -> None:
+def _serve(pipe: Connection, rank: int, size: int, path: list[str]) -> None:
     sys.path[:] = path
     faulthandler.enable()
     os.environ.update(
@@ -76,15 +80,17 @@ def _serve(pipe: Connection, rank: int, size: int, port: int, path: list[str]) -
         WORLD_SIZE=str(size),
         LOCAL_RANK=str(rank % 2),
         GROUP_RANK=str(rank // 2),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         GLOO_SOCKET_IFNAME="lo",
     )
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    port = 0 if rank == 0 else pipe.recv()
+    store = dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0, wait_for_workers=False)
+    if rank == 0:
+        pipe.send(store.port)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     while (job := pipe.recv()) is not None:
         function, args = job
         try:

@@ -16,6 +16,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from impatience import AMPLE_S
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -517,7 +518,7 @@ def check_collected() -> None:
     del model, state
     gc.collect()
     assert [ref() for ref in gone] == [None] * 4
-    worker.join(10)
+    worker.join(AMPLE_S)
     assert not worker.is_alive()
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import time
 
 import pytest
 import torch
 import torch.distributed as dist
+from impatience import AMPLE_S, shorten
 from torch_world import TorchWorld
 
 import zcomm
-from zcomm.errors import TransportError
+from zcomm.errors import PeerTimeout, TransportError
 from zcomm.plan import Plan
 
 
@@ -22,17 +22,17 @@ def doomed_world():
     world.close()
 
 
-def die_on_second_call() -> tuple[str, float] | None:
-    comm = zcomm.Communicator(None, Plan("int8", timeout_s=20.0))
+def die_on_second_call() -> str | None:
+    comm = zcomm.Communicator(None, Plan("int8", timeout_s=AMPLE_S))
     x = torch.arange(100_000, dtype=torch.float32)
     comm.all_reduce(x)
     if dist.get_rank() == 2:
         os._exit(9)
-    started = time.monotonic()
     with pytest.raises(TransportError) as caught:
         for _ in range(3):
             comm.all_reduce(x)
-    return str(caught.value), time.monotonic() - started
+    assert not isinstance(caught.value, PeerTimeout)  # it heard of the death, and did not wait for the timeout
+    return str(caught.value)
 
 
 def test_a_killed_rank_is_an_error_within_seconds(doomed_world):
@@ -41,23 +41,21 @@ def test_a_killed_rank_is_an_error_within_seconds(doomed_world):
 
     messages: list[str] = []
     for rank in (0, 1):
-        assert doomed_world._pipes[rank].poll(60)
-        good, answer = doomed_world._pipes[rank].recv()
-        assert good, answer
-        told, seconds = answer
+        assert doomed_world._pipes[rank].poll(AMPLE_S)
+        good, told = doomed_world._pipes[rank].recv()
+        assert good, told
         messages.append(told)
         assert "all_reduce number" in told
-        assert seconds < 19
     complaints = [told.split(" as int8: ")[1] for told in messages]
     assert any("rank 2" in complaint for complaint in complaints)  # somebody names the dead one
 
 
 def raise_in_an_asynchronous_call() -> str | None:
-    comm = zcomm.Communicator(None, Plan("int8", timeout_s=1.0))
+    comm = zcomm.Communicator(None, Plan("int8"))
     x = torch.ones(1000)
     if dist.get_rank() == 2:
-        time.sleep(3)
-        return None
+        return None  # does not call
+    shorten(comm, 1.0)
     work = comm.all_reduce(x, async_op=True)
     with pytest.raises(TransportError) as caught:
         work.wait()

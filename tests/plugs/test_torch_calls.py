@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,6 +12,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from impatience import AMPLE_S, shorten
 
 import zcomm
 from zcomm.errors import (
@@ -406,11 +405,13 @@ def test_a_world_of_one_under_a_launcher_of_two_is_noticed():
 
 
 def check_late_rank() -> str | None:
-    group = dist.new_group([0, 1, 2, 3])
-    comm = zcomm.Communicator(group, zcomm.Plan("int8", timeout_s=1.0))
+    group, callers = dist.new_group([0, 1, 2, 3]), dist.new_group([0, 1, 2])
+    comm = zcomm.Communicator(group, "int8")
     comm.all_reduce(torch.ones(100))
+    shorten(comm, 3.0)
     if dist.get_rank() == 3:
         return None  # does not call
+    dist.barrier(callers)
     with pytest.raises((PeerTimeout, TransportError)) as caught:
         comm.all_reduce(torch.ones(100))
     return str(caught.value)
@@ -448,7 +449,9 @@ def test_ranks_that_disagree_fail_everywhere_and_are_named(torch_world, field, o
 def check_different_calls(difference: str, check: str) -> str:
     """Rank 2 calls differently; everybody must hear of it, and nobody may be aborted."""
     group = dist.new_group([0, 1, 2, 3])
-    comm = zcomm.Communicator(group, zcomm.Plan("int8", check=check, timeout_s=1.0))
+    comm = zcomm.Communicator(group, zcomm.Plan("int8", check=check))
+    if check == "never":
+        shorten(comm, 1.0)
     odd = dist.get_rank() == 2
     full, half = torch.ones(1000), torch.ones(500)
     if check == "always":  # so that both kinds of call are known already
@@ -494,7 +497,7 @@ def test_unchecked_calls_that_differ_time_out_and_abort_nobody(torch_world, diff
 
 def check_retry_after_a_mismatch() -> None:
     """Ranks that disagreed once and are then put right must not wait for each other."""
-    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), zcomm.Plan("int8", timeout_s=5.0))
+    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), "int8")
     wrong = torch.ones(300 if dist.get_rank() == 1 else 301)
     with pytest.raises(MismatchError):
         comm.all_reduce(wrong)
@@ -510,7 +513,9 @@ def test_a_mismatch_can_be_put_right(torch_world):
 
 def check_splits(check: str) -> str:
     rank = dist.get_rank()
-    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), zcomm.Plan("int8", check=check, timeout_s=1.0))
+    comm = zcomm.Communicator(dist.new_group([0, 1, 2, 3]), zcomm.Plan("int8", check=check))
+    if check == "never" and rank == 1:
+        shorten(comm, 1.0)  # it waits in vain
     sends, receives = [100] * 4, [100] * 4
     if rank == 2:
         sends = [100, 90, 100, 100]  # rank 1 expects 100
@@ -552,11 +557,10 @@ def check_destroyed_group() -> None:
     name = comm._transport.group_name
     del comm
     gc.collect()
-    for _ in range(100):
-        if not any(name in thread.name for thread in threading.enumerate()):
-            return
-        threading.Event().wait(0.05)
-    raise AssertionError("the worker's thread outlived its communicator")
+    for thread in threading.enumerate():
+        if name in thread.name:
+            thread.join(AMPLE_S)
+            assert not thread.is_alive(), "the worker's thread outlived its communicator"
 
 
 def test_a_destroyed_group_takes_its_communicator_and_thread_with_it(torch_world):
@@ -626,30 +630,28 @@ def test_operators_that_are_not_are_refused():
             make()
 
 
-def test_leaving_with_works_in_flight_is_a_clean_end():
+def test_leaving_with_works_in_flight_is_a_clean_end(tmp_path):
     """Dropped works, a destroyed group, an exit status: the program ends as it would without zcomm."""
-    for ending, status in (("", 0), ("dist.destroy_process_group()", 0), ("raise SystemExit(3)", 3)):
+    # the barrier: both have called by then, if not completed
+    for ending, status in (("", 0), ("dist.barrier(); dist.destroy_process_group()", 0), ("raise SystemExit(3)", 3)):
+        store = tmp_path / f"store{len(ending)}"
         program = f"""
-import torch, torch.distributed as dist, zcomm
-dist.init_process_group("gloo")
+import sys, torch, torch.distributed as dist, zcomm
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
 for _ in range(5):
     zcomm.all_reduce(torch.ones(100_000), async_op=True, codec="int8")
 {ending}
 """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
         ranks = [
             subprocess.Popen(
-                [sys.executable, "-c", program],
-                env={**os.environ, "RANK": str(r), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+                [sys.executable, "-c", program, str(store), str(rank)],
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for r in range(2)
+            for rank in range(2)
         ]
         for process in ranks:
-            _, told = process.communicate(timeout=100)
+            _, told = process.communicate(timeout=AMPLE_S)
             assert process.returncode == status, told
 
 

@@ -21,7 +21,7 @@ class Meeting:
     """Where ranks bring values and take everybody's."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(SIZE, timeout=60)
+        self.barrier = threading.Barrier(SIZE, timeout=300)
         self.brought: list[Any] = [None] * SIZE
 
     def gather(self, rank: int, value: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from impatience import AMPLE_S
 from test_contract import CHECKS, check_all_to_all, check_many_tags_sent_backwards
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
@@ -50,7 +51,7 @@ def in_pieces(piece_bytes: int, nbytes: int) -> None:
         [Parcel(following, out), Parcel(following, out[::-1].copy())],  # two parcels to one peer keep their order
         [Parcel(preceding, into[0]), Parcel(preceding, into[1])],
         0,
-        20.0,
+        AMPLE_S,
     )
     exchange.start()
     exchange.wait()
@@ -103,7 +104,7 @@ def numbered_in_the_upper_bits(transport) -> None:
             [Parcel(following, np.full(50 + number, number, np.uint8))],
             [Parcel(preceding, into[number])],
             first + (number << 10) + 77,
-            20.0,
+            AMPLE_S,
         )
         for number in range(20)
     ]
@@ -153,7 +154,7 @@ def beside_the_program_s_own_messages() -> None:
 def over_mpi_tag(transport, tag: int) -> None:
     peer = transport.rank ^ 1
     into = transport.empty(1000)
-    exchange = transport.open([Parcel(peer, np.full(1000, 7, np.uint8))], [Parcel(peer, into)], tag, 20.0)
+    exchange = transport.open([Parcel(peer, np.full(1000, 7, np.uint8))], [Parcel(peer, into)], tag, AMPLE_S)
     exchange.start()
     exchange.wait()
     exchange.close()
@@ -175,7 +176,7 @@ def while_one_is_silent() -> str | None:
         started = time.monotonic()
         with pytest.raises(PeerTimeout, match=r"nothing came from rank 2 within 0\.3 s"):
             exchange.wait()
-        assert 0.2 < time.monotonic() - started < 10
+        assert time.monotonic() - started > 0.2
     MPI.COMM_WORLD.Barrier()
     transport.close()
     check_all_to_all(transport := transport_of(4))  # MPI itself goes on
@@ -219,7 +220,10 @@ def of_another_length(difference: int) -> None:
         return
     peer = 1 - transport.rank
     n_sent = 1000 + difference if transport.rank == 1 else 1000
-    exchange = transport.open([Parcel(peer, transport.empty(n_sent))], [Parcel(peer, transport.empty(1000))], 0, 1.0)
+    timeout_s = 1.0 if transport.rank == 0 else AMPLE_S  # tags hold lengths: what rank 0 is sent, it never receives
+    exchange = transport.open(
+        [Parcel(peer, transport.empty(n_sent))], [Parcel(peer, transport.empty(1000))], 0, timeout_s
+    )
     exchange.start()
     if transport.rank == 0:
         with pytest.raises(TransportError, match="rank 1"):
