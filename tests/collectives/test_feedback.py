@@ -287,3 +287,61 @@ def test_settings_are_checked():
         with pytest.raises(PlanError, match="reset_every"):
             zcomm.Feedback(reset_every=reset_every)
     assert repr(zcomm.Feedback(0.8, 1024)) == "Feedback(beta=0.8, reset_every=1024)"
+
+
+# -- turns ------------------------------------------------------------------------------------------------------------
+
+
+def several_calls(comm, feedback, asynchronous: bool) -> list[np.ndarray]:
+    """Five calls with one key, of many chunks each."""
+    xs = [gradient(comm.rank, step, 50_003) for step in range(5)]
+    works = [comm.all_reduce(x, "avg", feedback=feedback.of("x"), async_op=asynchronous) for x in xs]
+    if asynchronous:
+        for work in reversed(works):
+            work.wait()
+    return xs
+
+
+def test_calls_in_flight_with_one_residual_use_it_one_after_another():
+    def program(comm):
+        in_turn = several_calls(comm, zcomm.Feedback(), asynchronous=False)
+        in_flight = several_calls(comm, zcomm.Feedback(), asynchronous=True)
+        return in_turn, in_flight
+
+    for in_turn, in_flight in run(TWO_BY_TWO, program):
+        assert [x.tobytes() for x in in_flight] == [x.tobytes() for x in in_turn]
+
+
+def test_calls_of_two_communicators_with_one_residual_take_turns():
+    def of_rank(transport):
+        comms = [zcomm.Communicator(transport, zcomm.Plan("int4", chunk_elems=2048), TWO_BY_TWO) for _ in range(2)]
+        results = []
+        for asynchronous in (False, True):
+            residual = zcomm.Feedback().of("x")
+            xs = [gradient(transport.rank, step, 50_003) for step in range(6)]
+            works = [
+                comms[step % 2].all_reduce(x, "avg", feedback=residual, async_op=asynchronous)
+                for step, x in enumerate(xs)
+            ]
+            if asynchronous:
+                for work in works:
+                    work.wait()
+            results.append([x.tobytes() for x in xs])
+        for comm in comms:
+            comm.close()
+        assert results[0] == results[1]
+
+    zcomm.local.run(4, of_rank)
+
+
+def test_ranks_that_disagreed_may_put_the_size_right():
+    def program(comm):
+        residual = zcomm.Feedback().of("x")
+        wrong = np.ones(10_000 if comm.rank == 1 else 9_000, np.float32)
+        for asynchronous in (False, True):
+            with pytest.raises(zcomm.errors.MismatchError):
+                work = comm.all_reduce(wrong.copy(), feedback=residual, async_op=asynchronous)
+                work.wait()
+        comm.all_reduce(np.ones(9_000, np.float32), feedback=residual)
+
+    run(ONE_NODE, program)

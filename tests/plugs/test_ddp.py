@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
+from zcomm.collectives.feedback import Turn
 from zcomm.errors import BufferError, GroupError, TopologyError, UnsupportedError
 from zcomm.topology import Topology
 
@@ -442,6 +443,17 @@ def test_an_overflow_does_not_stay_in_the_residual(torch_world):
 # -- errors and lifetime ----------------------------------------------------------------------------------------------
 
 
+class BreakingTurn(Turn):
+    def take(self, engine, source):
+        compensating = super().take(engine, source)
+        compensating.decode = self.fail
+        return compensating
+
+    @staticmethod
+    def fail(*_):
+        raise ArithmeticError("broken on purpose")
+
+
 class Breaking(zcomm.Feedback):
     """Makes the decoding of every call fail, in the communicator's thread."""
 
@@ -449,13 +461,8 @@ class Breaking(zcomm.Feedback):
         residual = super().of(key)
 
         class Broken:
-            def around(self, engine, source):
-                compensating = residual.around(engine, source)
-                compensating.decode = self.fail
-                return compensating
-
-            def fail(self, *_):
-                raise ArithmeticError("broken on purpose")
+            def turn(self, source):
+                return BreakingTurn(*residual.turn(source))
 
         return Broken()
 

@@ -5,7 +5,8 @@ another; an asynchronous one sends its first messages at once and goes on in the
 
 [Note: deferred calls] Ranks compare a call that is new before its bytes move, and that waits for the slowest rank. So
 an asynchronous call that is new begins in the worker, and so do all calls after it until it has begun: tags are taken
-in the order of calls on every rank, whichever of them happened to wait.
+in the order of calls on every rank, whichever of them happened to wait. So does a call whose residual an earlier call
+still uses.
 """
 
 from __future__ import annotations
@@ -120,8 +121,7 @@ class Conductor:
             if transport.size == 1:
                 return self._alone(request, finish, async_op)
             schedule, engine, uncompressed = self._settle(request)
-            if feedback is not None:
-                engine = feedback.around(engine, source)
+            turn = feedback.turn(source) if feedback is not None else None
             self._calls += 1
             stats = self.stats.setdefault(name, CollectiveStats())
             stats.calls += 1
@@ -138,15 +138,25 @@ class Conductor:
             number = self._calls
 
             def begin() -> None:
-                with context:
-                    self._agree(request, number, shared, fingerprint)
-                    run.begin(
-                        self.scratch, transport, self._take_tags(len(schedule.routes), fingerprint), plan.timeout_s
-                    )
+                try:
+                    with context:
+                        self._agree(request, number, shared, fingerprint)
+                        if turn is not None:
+                            run.engine = turn.take(engine, source)
+                        tags = self._take_tags(len(schedule.routes), fingerprint)
+                        run.begin(self.scratch, transport, tags, plan.timeout_s)
+                except BaseException:
+                    if turn is not None:
+                        turn.end()
+                    raise
 
             def complete() -> None:
-                with context:
-                    run.complete()
+                try:
+                    with context:
+                        run.complete()
+                finally:
+                    if turn is not None:
+                        turn.end()
                 stats.codec_s += run.codec_s
                 stats.wait_s += run.wait_s
                 if deliver is not None:
@@ -159,7 +169,8 @@ class Conductor:
                     self._deferred -= 1
                 complete()
 
-            if self._deferred or (async_op and self._is_new(fingerprint)):  # see [Note: deferred calls]
+            behind = turn is not None and not turn.is_free
+            if self._deferred or behind or (async_op and self._is_new(fingerprint)):  # see [Note: deferred calls]
                 self._deferred += 1
                 work = Work(begin_and_complete)
             else:

@@ -13,14 +13,16 @@ encodes its own values, later ones where a rank encodes the sums that it forms. 
 of its elements, and 4 for each element whose sum it forms: in a flat all-reduce n (1 + 1/ranks) elements in all.
 
 A residual e is this rank's own: save and load it on every rank. `raw` loses nothing and is left alone. Where the
-result is not finite (a NaN, an Inf), e stays as it was.
+result is not finite (a NaN, an Inf), e stays as it was. Calls that share a residual use it one after another, in the
+order they were made, also where they are asynchronous or of several communicators.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -90,6 +92,8 @@ class Feedback:
             residual = loaded[key] = Residual(key, self.beta, self.reset_every)
             residual.calls = int(saved["calls"])
             residual.parts = {name: np.array(part, np.float32) for name, part in saved["parts"].items()}
+            if _INPUT in residual.parts:
+                residual.n_elems = residual.parts[_INPUT].size
         self._residuals = loaded
 
     def __repr__(self) -> str:
@@ -97,33 +101,67 @@ class Feedback:
 
 
 class Residual:
-    """What one tensor's calls have lost on this rank so far. One call at a time may use it."""
+    """What one tensor's calls have lost on this rank so far. Calls take turns with it."""
 
-    __slots__ = ("beta", "calls", "key", "parts", "reset_every")
+    __slots__ = ("_ended", "_made", "_next", "_turns", "beta", "calls", "key", "n_elems", "parts", "reset_every")
 
     def __init__(self, key: str, beta: float, reset_every: int | None) -> None:
         self.key = key
         self.beta = beta
         self.reset_every = reset_every
         self.calls = 0
+        self.n_elems: int | None = None  # of its tensor; None before the first call
         self.parts: dict[str, np.ndarray] = {}
+        self._turns = threading.Condition()
+        self._made = 0  # turns given so far
+        self._next = 0  # the turn that may use the residual now
+        self._ended: set[int] = set()  # turns after it that were given up
 
-    def check(self, source: Span) -> None:
-        """Raise BufferError if this is the residual of a tensor of another size."""
-        part = self.parts.get(_INPUT)
-        if part is not None and part.size != source.n_elems:
-            raise BufferError(
-                f"the residual {self.key!r} is of {part.size} elements, this call's tensor has {source.n_elems}; "
-                "give each tensor a key of its own, or forget() this one first"
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("key", "beta", "reset_every", "calls", "n_elems", "parts")}
 
-    def around(self, engine: Engine, source: Span) -> Engine:
-        """An engine for the next call on source: it encodes as engine does, with this residual added and updated."""
-        self.check(source)
-        if self.reset_every is not None and self.calls and self.calls % self.reset_every == 0:
-            self.parts.clear()
-        self.calls += 1
-        return _Compensating(engine, self, source)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["key"], state["beta"], state["reset_every"])  # type: ignore[misc]
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def turn(self, source: Span) -> Turn:
+        """The place of a new call on source among those that use this residual.
+
+        Raises BufferError if this is the residual of a tensor of another size.
+        """
+        with self._turns:
+            if self.n_elems not in (None, source.n_elems):
+                raise BufferError(
+                    f"the residual {self.key!r} is of {self.n_elems} elements, this call's tensor has "
+                    f"{source.n_elems}; give each tensor a key of its own, or forget() this one first"
+                )
+            self.n_elems = source.n_elems
+            self._made += 1
+            return Turn(self, self._made - 1)
+
+    def is_free_for(self, number: int) -> bool:
+        """Whether the calls before this turn have ended."""
+        return self._next == number
+
+    def take(self, number: int) -> None:
+        """Wait for this turn; count its call."""
+        with self._turns:
+            self._turns.wait_for(lambda: self._next == number)
+            if self.reset_every is not None and self.calls and self.calls % self.reset_every == 0:
+                self.parts.clear()
+            self.calls += 1
+
+    def end(self, number: int) -> None:
+        """Let the next turn have the residual."""
+        with self._turns:
+            if not self.calls:  # ranks that disagreed: the tensor may be another when they are put right
+                self.n_elems = None
+            self._ended.add(number)
+            while self._next in self._ended:
+                self._ended.remove(self._next)
+                self._next += 1
+            self._turns.notify_all()
 
     def part(self, name: str, n_elems: int) -> np.ndarray:
         """The residual's part of this name; zeros at first, and where the ranks are others than when it was saved."""
@@ -131,6 +169,27 @@ class Residual:
         if part is None or part.size != n_elems:
             part = self.parts[name] = np.zeros(n_elems, np.float32)
         return part
+
+
+class Turn(NamedTuple):
+    """One call's use of a residual: taken before it encodes, ended after it has, however it ends."""
+
+    residual: Residual
+    number: int
+
+    @property
+    def is_free(self) -> bool:
+        """Whether take would return at once."""
+        return self.residual.is_free_for(self.number)
+
+    def take(self, engine: Engine, source: Span) -> Engine:
+        """Wait for the calls before; an engine that encodes as engine does, with the residual added and updated."""
+        self.residual.take(self.number)
+        return _Compensating(engine, self.residual, source)
+
+    def end(self) -> None:
+        """Let the next call have the residual."""
+        self.residual.end(self.number)
 
 
 class _Compensating:
