@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from zcomm.errors import CodecError, PlanError
-from zcomm.plan import Plan, plan_of
+from zcomm.plan import Check, Plan, plan_of
 from zcomm.wire.cast import Cast
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.raw import Raw
@@ -24,11 +25,11 @@ def test_spellings_become_codecs():
 
 
 def test_it_prints_so_that_it_can_be_read_back_and_pickled():
-    plan = Plan("int4", "int8:512", hierarchical=False, min_elems=7, timeout_s=3.0)
+    plan = Plan("int4", "int8:512", hierarchical=False, min_elems=7, auto=True, check="always", timeout_s=3.0)
 
     assert eval(repr(plan), {"Plan": Plan, "IntBlock": IntBlock, "Cast": Cast, "Raw": Raw}) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
-    assert hash(plan) == hash(Plan("int4", "int8:512", hierarchical=False, min_elems=7, timeout_s=3.0))
+    assert hash(plan) == hash(replace(plan, codec="int4", check=Check.ALWAYS))
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_it_prints_so_that_it_can_be_read_back_and_pickled():
         ({"hierarchical": None}, PlanError, "True or False"),
         ({"hierarchical": "yes"}, PlanError, "True or False"),
         ({"check": "sometimes"}, PlanError, "first, always, never"),
+        ({"check": None}, PlanError, "first, always, never"),
+        ({"auto": 1}, PlanError, "True or False"),
         ({"min_elems": -1}, PlanError, "at least 0"),
         ({"min_elems": 1.5}, PlanError, "whole number"),
         ({"chunk_elems": 0}, PlanError, "at least 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import numbers
 from dataclasses import dataclass
 
@@ -12,7 +13,18 @@ from zcomm.wire.registry import codec as parse_codec
 MEBI = 1 << 20
 LEAST_TIMEOUT_S = 0.001  # transports count in milliseconds
 MOST_TIMEOUT_S = 1e7
-CHECKS = ("first", "always", "never")
+AUTO_RAW_BYTES = 1 << 16  # what auto sends raw: so little that coding it may take longer than it saves
+
+
+class Check(enum.Enum):
+    """Which calls ranks compare before they are done. A Plan also takes the spelling, and prints it."""
+
+    FIRST = "first"  # the first call of each kind
+    ALWAYS = "always"
+    NEVER = "never"
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +35,11 @@ class Plan:
     intra_codec: Codec | str | None = None  # of a two-hop reduction's first hop, inside a node; None: as codec
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
+    auto: bool = False  # calls travel raw where their codec cannot pay (collectives/choice.py), counted like that
     one_shot_elems: int = 4096  # all-reduces of at most so many elements are gathered and added by every rank
     chunk_elems: int = 1 << 21  # source elements per pipeline step; the results are the same for any value
     seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
-    check: str = "first"  # compare calls between ranks before they are done: "first" of each kind, "always", "never"
+    check: Check | str = Check.FIRST  # compare calls between ranks before they are done: "first", "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
     scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
 
@@ -34,10 +47,14 @@ class Plan:
         object.__setattr__(self, "codec", parse_codec(self.codec))
         if self.intra_codec is not None:
             object.__setattr__(self, "intra_codec", parse_codec(self.intra_codec))
-        if not isinstance(self.hierarchical, bool):
-            raise PlanError(f"hierarchical must be True or False, got {self.hierarchical!r}")
-        if self.check not in CHECKS:
-            raise PlanError(f"check must be one of {', '.join(CHECKS)}, got {self.check!r}")
+        for name in ("hierarchical", "auto"):
+            if not isinstance(getattr(self, name), bool):
+                raise PlanError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        try:
+            object.__setattr__(self, "check", Check(self.check))
+        except ValueError:
+            known = ", ".join(check.value for check in Check)
+            raise PlanError(f"check must be one of {known}, got {self.check!r}") from None
         for name, least in (("min_elems", 0), ("one_shot_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

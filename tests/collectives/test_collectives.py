@@ -9,7 +9,7 @@ import pytest
 import zcomm
 from zcomm import Communicator, Plan, Topology, local
 from zcomm.buffers import DType
-from zcomm.collectives import conductor
+from zcomm.collectives import settle
 
 FLAT = {f"{size} flat": (Topology(nodes=1, ranks_per_node=size), False) for size in (2, 3, 4)}
 TWO_HOPS = {
@@ -480,8 +480,8 @@ def test_the_number_of_chunks_is_bounded_whatever_the_plan_says():
     def program(comm):
         mine = x[comm.rank].copy()
         comm.all_reduce(mine, "sum", "raw")
-        (settled,) = comm._conductor._schedules.values()
-        assert len(settled.schedule.chunks) <= conductor.MOST_CHUNKS + 1
+        (settled,) = comm._conductor._settler._kept.values()
+        assert len(settled.schedule.chunks) <= settle.MOST_CHUNKS + 1
         return mine
 
     for result in run((Topology(nodes=1, ranks_per_node=2), False), program, chunk_elems=1):

@@ -2,12 +2,101 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import Span, overlap, span_of
-from zcomm.errors import BufferError
+from zcomm.buffers import Span, copy_back, overlap, span_of
+from zcomm.errors import BufferError, GroupError
+from zcomm.transports.transport import Transport
+
+
+class Arguments:
+    """Reads the arguments of one group's calls."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.rank = transport.rank
+        self.size = transport.size
+        self._device = transport.device
+        self._group_name = transport.group_name
+
+    def read(self, array: Any, role: str) -> Span:
+        """An input as flat memory."""
+        return flattened(array, role, self._device)
+
+    def written(self, array: Any, role: str) -> Span:
+        """An output as flat memory. Where it is strided, `deliver` copies the result back."""
+        span = flattened(array, role, self._device)
+        check_writable(array, role)
+        return span
+
+    def one_each(self, arrays: Sequence[Any], role: str) -> Sequence[Any]:
+        """A list of one array for each rank."""
+        if not isinstance(arrays, Sequence) or len(arrays) != self.size:
+            came = f"{len(arrays)}" if isinstance(arrays, Sequence) else f"a {type(arrays).__name__}"
+            raise BufferError(f"{role} must be a list of {self.size} tensors, one for each rank, got {came}")
+        return arrays
+
+    def root(self, rank: Any, role: str) -> int:
+        """A rank of the group."""
+        if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= index(rank) < self.size:
+            raise GroupError(f"{role}={rank!r} is not a rank of {self._group_name}; expected 0 to {self.size - 1}")
+        return index(rank)
+
+    def peer(self, rank: Any, role: str) -> int:
+        """Another rank of the group."""
+        if self.root(rank, role) == self.rank:
+            raise GroupError(f"{role}={rank} is this rank itself; expected another")
+        return index(rank)
+
+    def only(self, rank: int, n_elems: int) -> tuple[int, ...]:
+        """All elements on one rank."""
+        return tuple(n_elems if each == rank else 0 for each in range(self.size))
+
+    def counts(self, counts: Sequence[int] | None, own: int, role: str) -> tuple[int, ...]:
+        """Elements of each rank's shard. Raises BufferError unless there is one for each rank and own is this one's."""
+        if counts is None:
+            return (own,) * self.size
+        shards = self._checked(counts, "counts")
+        if shards[self.rank] != own:
+            raise BufferError(f"{role} of rank {self.rank} has {own} elements; counts says {shards[self.rank]}")
+        return shards
+
+    def parts(self, parts: Sequence[int] | None, n_elems: int, role: str, called: str) -> tuple[int, ...]:
+        """Elements of each rank's part of an array of n_elems; equal ones if parts is None."""
+        if parts is None:
+            if n_elems % self.size:
+                raise BufferError(
+                    f"{role} has {n_elems} elements, which {self.size} ranks cannot share equally; say {called}="
+                )
+            return (n_elems // self.size,) * self.size
+        checked = self._checked(parts, called)
+        if sum(checked) != n_elems:
+            raise BufferError(f"{role} has {n_elems} elements; expected {sum_of(checked)} = {sum(checked)}")
+        return checked
+
+    def _checked(self, counts: Sequence[int], role: str) -> tuple[int, ...]:
+        try:
+            shards = tuple(index(count) for count in counts)
+        except TypeError:
+            shards = ()
+        if len(shards) != self.size or any(count < 0 for count in shards):
+            raise BufferError(f"{role} must be {self.size} whole numbers of elements, one for each rank, got {counts}")
+        return shards
+
+
+def deliver(span: Span, array: Any) -> Callable[[], None] | None:
+    """What copies a result into a strided array; None where the span is the array itself."""
+    return None if span.owner is array else lambda: copy_back(span.owner, array)
+
+
+def sum_of(counts: Sequence[int]) -> str:
+    """How errors show counts: "4 ranks x 10", "10 + 0 + 7"."""
+    if len(set(counts)) == 1:
+        return f"{len(counts)} ranks x {counts[0]}"
+    return " + ".join(map(str, counts))
 
 
 def flattened(

@@ -6,18 +6,17 @@ counts. Arguments are checked before any byte moves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import index
+from collections.abc import Sequence
 from typing import Any
 
-from zcomm.buffers import Span, copy_back
-from zcomm.collectives.arguments import check_output, check_overlap, check_writable, flattened
-from zcomm.collectives.conductor import Conductor, Request
+from zcomm.collectives.arguments import Arguments, check_output, check_overlap, deliver, sum_of
+from zcomm.collectives.conductor import Conductor
 from zcomm.collectives.feedback import Residual
 from zcomm.collectives.packing import Packed
 from zcomm.collectives.point_to_point import PointToPoint
+from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.errors import BufferError, GroupError, TopologyError
+from zcomm.errors import BufferError, TopologyError
 from zcomm.plan import Plan, plan_of
 from zcomm.reduce_op import ReduceOp, reduce_op
 from zcomm.topology import Topology
@@ -45,6 +44,7 @@ class Communicator:
         self._owns_transport = self._transport is not group
         self.rank = self._transport.rank
         self.size = self._transport.size
+        self._arguments = Arguments(self._transport)
         if topology is not None:
             if not isinstance(topology, Topology):
                 raise TopologyError(f"topology must be a zcomm.Topology, got {topology!r}")
@@ -60,6 +60,7 @@ class Communicator:
         codec: Codec | str | None = None,  # None: the plan's
         async_op: bool = False,
         *,
+        output: Any = None,  # as many elements, same dtype: the result goes there, and tensor is only read
         feedback: Residual | None = None,  # Feedback.of(key): adds what the last call with this key lost
     ) -> Work | None:
         """Sum or average tensor over all ranks, in place; bit-identical everywhere.
@@ -67,11 +68,25 @@ class Communicator:
         Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps); once
         for small tensors (Plan.one_shot_elems).
         """
-        operator = reduce_op(op)
-        span = self._written(tensor, "tensor")
-        wanted = self._codecs(codec)
-        deliver, counts = self._deliver(span, tensor), (span.n_elems,)
-        request = Request("all_reduce", "all_reduce", span, span, deliver, *wanted, counts, (), operator, feedback)
+        arguments, operator = self._arguments, reduce_op(op)
+        if output is None:
+            source = target = arguments.written(tensor, "tensor")
+            output = tensor
+        else:
+            source, target = arguments.read(tensor, "tensor"), arguments.written(output, "output")
+            check_output(target, source, source.n_elems, "as many as tensor has")
+            check_overlap(target, source, 0)
+        request = Request(
+            "all_reduce",
+            Pattern.ALL_REDUCE,
+            source,
+            target,
+            deliver(target, output),
+            *self._codecs(codec),
+            (source.n_elems,),
+            operator=operator,
+            feedback=feedback,
+        )
         return self._conductor.call(request, async_op)
 
     def all_gather_single(
@@ -87,17 +102,13 @@ class Communicator:
 
         Quantized once. The own part of output too is what its bytes decode to. input may be that part of output.
         """
-        source = self._read(input, "input")
-        target = self._written(output, "output")
-        shards = self._counts(counts, source.n_elems, "input")
-        check_output(target, source, sum(shards), _sum_of(shards))
+        source, target = self._arguments.read(input, "input"), self._arguments.written(output, "output")
+        shards = self._arguments.counts(counts, source.n_elems, "input")
+        check_output(target, source, sum(shards), sum_of(shards))
         check_overlap(source, target, sum(shards[: self.rank]))
-        return self._conductor.call(
-            Request(
-                "all_gather", "all_gather", source, target, self._deliver(target, output), *self._codecs(codec), shards
-            ),
-            async_op,
-        )
+        copy_out, codecs = deliver(target, output), self._codecs(codec)
+        request = Request("all_gather", Pattern.ALL_GATHER, source, target, copy_out, *codecs, shards)
+        return self._conductor.call(request, async_op)
 
     def reduce_scatter_single(
         self,
@@ -115,22 +126,20 @@ class Communicator:
         Quantized once per hop: once flat, twice in two hops. output may be this rank's part of input.
         """
         operator = reduce_op(op)
-        source = self._read(input, "input")
-        target = self._written(output, "output")
-        if counts is None and source.n_elems % self.size:
-            raise BufferError(
-                f"input has {source.n_elems} elements, which {self.size} ranks cannot share equally; "
-                f"pad it to a multiple of {self.size}, or say counts="
-            )
-        shards = self._counts(counts, target.n_elems if counts is not None else source.n_elems // self.size, "output")
+        source, target = self._arguments.read(input, "input"), self._arguments.written(output, "output")
+        shards = self._arguments.parts(counts, source.n_elems, "input", "counts")
         check_output(target, source, shards[self.rank], f"this rank's part of {source.n_elems}")
-        if sum(shards) != source.n_elems:
-            raise BufferError(f"input has {source.n_elems} elements; expected {_sum_of(shards)} = {sum(shards)}")
         check_overlap(target, source, sum(shards[: self.rank]))
-        wanted = self._codecs(codec)
-        deliver = self._deliver(target, output)
         request = Request(
-            "reduce_scatter", "reduce_scatter", source, target, deliver, *wanted, shards, (), operator, feedback
+            "reduce_scatter",
+            Pattern.REDUCE_SCATTER,
+            source,
+            target,
+            deliver(target, output),
+            *self._codecs(codec),
+            shards,
+            operator=operator,
+            feedback=feedback,
         )
         return self._conductor.call(request, async_op)
 
@@ -148,19 +157,17 @@ class Communicator:
         Quantized once; the own part too is what its bytes decode to. Splits are counted in elements of the flat
         tensors. What one rank sends to another must be what that rank expects from it.
         """
-        source = self._read(input, "input")
-        target = self._written(output, "output")
-        sends = self._splits(input_splits, source.n_elems, "input")
-        receives = self._splits(output_splits, target.n_elems, "output")
-        check_output(target, source, sum(receives), _sum_of(receives))
+        source, target = self._arguments.read(input, "input"), self._arguments.written(output, "output")
+        sends = self._arguments.parts(input_splits, source.n_elems, "input", "input_splits")
+        receives = self._arguments.parts(output_splits, target.n_elems, "output", "output_splits")
+        check_output(target, source, sum(receives), sum_of(receives))
         check_overlap(target, source, None)
         if sends[self.rank] != receives[self.rank]:
             raise BufferError(
                 f"rank {self.rank} sends itself {sends[self.rank]} elements but expects {receives[self.rank]}"
             )
-        wanted = self._codecs(codec)
-        deliver = self._deliver(target, output)
-        request = Request("all_to_all", "all_to_all", source, target, deliver, *wanted, sends, receives)
+        copy_out, codecs = deliver(target, output), self._codecs(codec)
+        request = Request("all_to_all", Pattern.ALL_TO_ALL, source, target, copy_out, *codecs, sends, receives)
         return self._conductor.call(request, async_op)
 
     def broadcast(
@@ -171,12 +178,12 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Give every rank src's tensor; bit-identical everywhere, on src too. Quantized once."""
-        span = self._written(tensor, "tensor")
-        shards = self._only(src, span.n_elems, "src")
-        source = span if self.rank == src else span.part(0, 0)
+        span = self._arguments.written(tensor, "tensor")
+        src = self._arguments.root(src, "src")
+        source, shards = span if self.rank == src else span.part(0, 0), self._arguments.only(src, span.n_elems)
+        copy_out, codecs = deliver(span, tensor), self._codecs(codec)
         return self._conductor.call(
-            Request("broadcast", "all_gather", source, span, self._deliver(span, tensor), *self._codecs(codec), shards),
-            async_op,
+            Request("broadcast", Pattern.ALL_GATHER, source, span, copy_out, *codecs, shards), async_op
         )
 
     def reduce(
@@ -189,12 +196,59 @@ class Communicator:
     ) -> Work | None:
         """Sum or average tensor over all ranks, on rank dst. Quantized once per hop."""
         operator = reduce_op(op)
-        span = self._written(tensor, "tensor")
-        shards = self._only(dst, span.n_elems, "dst")
-        target = span if self.rank == dst else span.part(0, 0)
-        deliver = self._deliver(span, tensor) if self.rank == dst else None
-        wanted = self._codecs(codec)
-        request = Request("reduce", "reduce_scatter", span, target, deliver, *wanted, shards, (), operator)
+        span = self._arguments.written(tensor, "tensor")
+        dst = self._arguments.root(dst, "dst")
+        is_here, shards = self.rank == dst, self._arguments.only(dst, span.n_elems)
+        target, copy_out = (span, deliver(span, tensor)) if is_here else (span.part(0, 0), None)
+        codecs = self._codecs(codec)
+        request = Request("reduce", Pattern.REDUCE_SCATTER, span, target, copy_out, *codecs, shards, (), operator)
+        return self._conductor.call(request, async_op)
+
+    def gather_single(
+        self,
+        output: Any,  # on rank dst, the elements of all ranks' inputs, written; not looked at elsewhere
+        input: Any,
+        dst: int = 0,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+        *,
+        counts: Sequence[int] | None = None,  # on rank dst: elements of each rank's input; None: all equal
+    ) -> Work | None:
+        """Gather every rank's input on rank dst, in rank order. Quantized once; dst's own part too."""
+        dst = self._arguments.root(dst, "dst")
+        source = self._arguments.read(input, "input")
+        target, copy_out, shards = source.part(0, 0), None, self._arguments.only(self.rank, 0)
+        if self.rank == dst:
+            target = self._arguments.written(output, "output")
+            copy_out, shards = deliver(target, output), self._arguments.counts(counts, source.n_elems, "input")
+            check_output(target, source, sum(shards), sum_of(shards))
+            check_overlap(source, target, sum(shards[: self.rank]))
+        sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
+        request = Request("gather", Pattern.DIRECT, source, target, copy_out, *codecs, sends, shards, root=dst)
+        return self._conductor.call(request, async_op)
+
+    def scatter_single(
+        self,
+        output: Any,  # written
+        input: Any,  # on rank src, the elements of all ranks' outputs; not looked at elsewhere
+        src: int = 0,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+        *,
+        counts: Sequence[int] | None = None,  # on rank src: elements of each rank's output; None: all equal
+    ) -> Work | None:
+        """Give every rank its part of rank src's input, in rank order. Quantized once; src's own part too."""
+        src = self._arguments.root(src, "src")
+        target = self._arguments.written(output, "output")
+        source, shards = target.part(0, 0), self._arguments.only(self.rank, 0)
+        if self.rank == src:
+            source = self._arguments.read(input, "input")
+            shards = self._arguments.parts(counts, source.n_elems, "input", "counts")
+            check_output(target, source, shards[self.rank], f"this rank's part of {source.n_elems}")
+            check_overlap(target, source, sum(shards[: self.rank]))
+        copy_out, codecs = deliver(target, output), self._codecs(codec)
+        receives = self._arguments.only(src, target.n_elems)
+        request = Request("scatter", Pattern.DIRECT, source, target, copy_out, *codecs, shards, receives, root=src)
         return self._conductor.call(request, async_op)
 
     def all_reduce_coalesced(
@@ -207,12 +261,10 @@ class Communicator:
         """All-reduce many tensors as one message. Blocks of the codec may span tensors."""
         operator = reduce_op(op)
         packed = Packed(tensors, "tensors", written=True)
-        span = self._read(packed.fill(), "tensors")
-        wanted = self._codecs(codec)
-        return self._conductor.call(
-            Request("all_reduce", "all_reduce", span, span, packed.spread, *wanted, (span.n_elems,), (), operator),
-            async_op,
-        )
+        span, codecs = self._arguments.read(packed.fill(), "tensors"), self._codecs(codec)
+        counts = (span.n_elems,)
+        request = Request("all_reduce", Pattern.ALL_REDUCE, span, span, packed.spread, *codecs, counts, (), operator)
+        return self._conductor.call(request, async_op)
 
     def all_gather(
         self,
@@ -222,14 +274,13 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Gather every rank's input, each into its own output; they may differ in size."""
-        packed = Packed(self._one_each(outputs, "outputs"), "outputs", written=True)
-        source, target = self._read(input, "input"), self._read(packed.flat, "outputs")
-        shards = self._counts(packed.counts, source.n_elems, "input")
-        check_output(target, source, sum(shards), _sum_of(shards))
-        wanted = self._codecs(codec)
-        return self._conductor.call(
-            Request("all_gather", "all_gather", source, target, packed.spread, *wanted, shards), async_op
-        )
+        packed = Packed(self._arguments.one_each(outputs, "outputs"), "outputs", written=True)
+        source, target = self._arguments.read(input, "input"), self._arguments.read(packed.flat, "outputs")
+        shards = self._arguments.counts(packed.counts, source.n_elems, "input")
+        check_output(target, source, sum(shards), sum_of(shards))
+        codecs = self._codecs(codec)
+        request = Request("all_gather", Pattern.ALL_GATHER, source, target, packed.spread, *codecs, shards)
+        return self._conductor.call(request, async_op)
 
     def reduce_scatter(
         self,
@@ -240,7 +291,7 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Sum or average each rank's input over all ranks and keep this rank's; they may differ in size."""
-        packed = Packed(self._one_each(inputs, "inputs"), "inputs", written=False)
+        packed = Packed(self._arguments.one_each(inputs, "inputs"), "inputs", written=False)
         return self.reduce_scatter_single(output, packed.fill(), op, codec, async_op, counts=packed.counts)
 
     def all_to_all(
@@ -251,13 +302,46 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Send each rank its input; outputs[r] is what rank r sent to this one."""
-        sent = Packed(self._one_each(inputs, "inputs"), "inputs", written=False)
-        came = Packed(self._one_each(outputs, "outputs"), "outputs", written=True)
-        source, target = self._read(sent.fill(), "inputs"), self._read(came.flat, "outputs")
+        sent = Packed(self._arguments.one_each(inputs, "inputs"), "inputs", written=False)
+        came = Packed(self._arguments.one_each(outputs, "outputs"), "outputs", written=True)
+        source, target = self._arguments.read(sent.fill(), "inputs"), self._arguments.read(came.flat, "outputs")
         check_output(target, source, target.n_elems, "")
-        wanted = self._codecs(codec)
-        request = Request("all_to_all", "all_to_all", source, target, came.spread, *wanted, sent.counts, came.counts)
+        pattern, codecs = Pattern.ALL_TO_ALL, self._codecs(codec)
+        request = Request("all_to_all", pattern, source, target, came.spread, *codecs, sent.counts, came.counts)
         return self._conductor.call(request, async_op)
+
+    def gather(
+        self,
+        tensor: Any,
+        outputs: Sequence[Any] | None = None,  # on rank dst, one for each rank, written; not looked at elsewhere
+        dst: int = 0,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Gather every rank's tensor on rank dst, each into its own output; they may differ in size."""
+        if self.rank != self._arguments.root(dst, "dst"):
+            return self.gather_single(None, tensor, dst, codec, async_op)
+        packed = Packed(self._arguments.one_each(outputs or (), "outputs"), "outputs", written=True)
+        source, target = self._arguments.read(tensor, "tensor"), self._arguments.read(packed.flat, "outputs")
+        shards = self._arguments.counts(packed.counts, source.n_elems, "tensor")
+        check_output(target, source, sum(shards), sum_of(shards))
+        sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
+        request = Request("gather", Pattern.DIRECT, source, target, packed.spread, *codecs, sends, shards, root=dst)
+        return self._conductor.call(request, async_op)
+
+    def scatter(
+        self,
+        tensor: Any,  # written
+        inputs: Sequence[Any] | None = None,  # on rank src, one for each rank; not looked at elsewhere
+        src: int = 0,
+        codec: Codec | str | None = None,  # None: the plan's
+        async_op: bool = False,
+    ) -> Work | None:
+        """Give every rank its own of rank src's inputs; they may differ in size."""
+        if self.rank != self._arguments.root(src, "src"):
+            return self.scatter_single(tensor, None, src, codec, async_op)
+        packed = Packed(self._arguments.one_each(inputs or (), "inputs"), "inputs", written=False)
+        return self.scatter_single(tensor, packed.fill(), src, codec, async_op, counts=packed.counts)
 
     def send(
         self,
@@ -267,8 +351,8 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Send tensor to rank dst, which calls recv with as many elements, the same dtype and codec."""
-        span = self._read(tensor, "tensor")
-        return self._point_to_point.send(span, self._peer(dst, "dst"), self._codec(codec), async_op)
+        span = self._arguments.read(tensor, "tensor")
+        return self._point_to_point.send(span, self._arguments.peer(dst, "dst"), self._codec(codec), async_op)
 
     def recv(
         self,
@@ -278,9 +362,8 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Receive what rank src sends to this one."""
-        span = self._written(tensor, "tensor")
-        deliver = self._deliver(span, tensor)
-        return self._point_to_point.receive(span, self._peer(src, "src"), self._codec(codec), async_op, deliver)
+        span, peer = self._arguments.written(tensor, "tensor"), self._arguments.peer(src, "src")
+        return self._point_to_point.receive(span, peer, self._codec(codec), async_op, deliver(span, tensor))
 
     def stats(self) -> Stats:
         """Calls, bytes and seconds of each collective on this rank so far."""
@@ -315,72 +398,3 @@ class Communicator:
         if codec is None and self.plan.intra_codec is not None:
             return chosen, parse_codec(self.plan.intra_codec)
         return chosen, chosen
-
-    def _read(self, array: Any, role: str) -> Span:
-        return flattened(array, role, self._transport.device)
-
-    def _written(self, array: Any, role: str) -> Span:
-        span = flattened(array, role, self._transport.device)
-        check_writable(array, role)
-        return span
-
-    def _deliver(self, span: Span, array: Any) -> Callable[[], None] | None:
-        """What copies a result into a strided array; None where the span is the array itself."""
-        return None if span.owner is array else lambda: copy_back(span.owner, array)
-
-    def _one_each(self, arrays: Sequence[Any], role: str) -> Sequence[Any]:
-        if not isinstance(arrays, Sequence) or len(arrays) != self.size:
-            came = f"{len(arrays)}" if isinstance(arrays, Sequence) else f"a {type(arrays).__name__}"
-            raise BufferError(f"{role} must be a list of {self.size} tensors, one for each rank, got {came}")
-        return arrays
-
-    def _peer(self, rank: int, role: str) -> int:
-        self._only(rank, 0, role)
-        if rank == self.rank:
-            raise GroupError(f"{role}={rank} is this rank itself; expected another")
-        return rank
-
-    def _counts(self, counts: Sequence[int] | None, own: int, role: str) -> tuple[int, ...]:
-        """Elements of each rank's shard. Raises BufferError unless there is one for each rank and own is this one's."""
-        if counts is None:
-            return (own,) * self.size
-        shards = self._checked(counts, "counts")
-        if shards[self.rank] != own:
-            raise BufferError(f"{role} of rank {self.rank} has {own} elements; counts says {shards[self.rank]}")
-        return shards
-
-    def _splits(self, splits: Sequence[int] | None, n_elems: int, role: str) -> tuple[int, ...]:
-        if splits is None:
-            if n_elems % self.size:
-                raise BufferError(
-                    f"{role} has {n_elems} elements, which {self.size} ranks cannot share equally; say {role}_splits="
-                )
-            return (n_elems // self.size,) * self.size
-        parts = self._checked(splits, f"{role}_splits")
-        if sum(parts) != n_elems:
-            raise BufferError(f"{role} has {n_elems} elements; expected {_sum_of(parts)} = {sum(parts)}")
-        return parts
-
-    def _checked(self, counts: Sequence[int], role: str) -> tuple[int, ...]:
-        try:
-            shards = tuple(index(count) for count in counts)
-        except TypeError:
-            shards = ()
-        if len(shards) != self.size or any(count < 0 for count in shards):
-            raise BufferError(f"{role} must be {self.size} whole numbers of elements, one for each rank, got {counts}")
-        return shards
-
-    def _only(self, rank: int, n_elems: int, role: str) -> tuple[int, ...]:
-        """All elements on one rank."""
-        if isinstance(rank, bool) or not hasattr(rank, "__index__") or not 0 <= index(rank) < self.size:
-            raise GroupError(
-                f"{role}={rank!r} is not a rank of {self._transport.group_name}; expected 0 to {self.size - 1}"
-            )
-        return tuple(n_elems if each == rank else 0 for each in range(self.size))
-
-
-def _sum_of(counts: Sequence[int]) -> str:
-    """How errors show counts: "4 ranks x 10", "10 + 0 + 7"."""
-    if len(set(counts)) == 1:
-        return f"{len(counts)} ranks x {counts[0]}"
-    return " + ".join(map(str, counts))

@@ -3,10 +3,10 @@
 What a call needs is settled from facts that all ranks share, so every rank settles alike. Calls are done one after
 another; an asynchronous one sends its first messages at once and goes on in the communicator's own thread.
 
-[Note: deferred calls] Ranks compare a call that is new before its bytes move, and that waits for the slowest rank. So
-an asynchronous call that is new begins in the worker, and so do all calls after it until it has begun: tags are taken
-in the order of calls on every rank, whichever of them happened to wait. So does a call whose residual an earlier call
-still uses.
+[Note: deferred calls] Ranks compare a call that is new before its bytes move, and that waits for the slowest rank; so
+does a node's swap of counts before an all-to-all in two hops. An asynchronous call that must wait begins in the worker,
+and so do all calls after it until it has begun: tags are taken in the order of calls on every rank, whichever of them
+happened to wait. So does a call whose residual an earlier call still uses.
 """
 
 from __future__ import annotations
@@ -16,24 +16,22 @@ import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
 
-from zcomm.buffers import DType, Span, copy_memory
-from zcomm.collectives import flat, hierarchical
-from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange
+import numpy as np
+
+from zcomm.buffers import DType, copy_memory
+from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange, swap
 from zcomm.collectives.context import CallContext
-from zcomm.collectives.feedback import Residual
+from zcomm.collectives.request import Request
 from zcomm.collectives.run import RANK_SHIFT, Run
-from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.scratch import ScratchPool
-from zcomm.collectives.shards import balanced_shards, chunks, shards_of
+from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.engines.engine import NO_FINISH, Engine, Finish
+from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.select import engine_for
 from zcomm.errors import GroupError
-from zcomm.plan import Plan
+from zcomm.plan import Check, Plan
 from zcomm.reduce_op import ReduceOp
 from zcomm.topology import Topology
 from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Transport
@@ -42,45 +40,9 @@ from zcomm.wire.registry import codec as parse_codec
 from zcomm.work import Work, Worker
 
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
-MOST_CHUNKS = 256  # of one call: their steps must not use up the tags
-_KEPT_SCHEDULES = 512
 _KEPT_AGREEMENTS = 4096
 _STEPS = TAGS_PER_COMMUNICATOR >> (FINGERPRINT_BITS + 1)  # tags of collectives
 POINT_TO_POINT_STEPS = _STEPS  # and as many of messages between two ranks
-_BUILDERS: dict[tuple[str, bool], Callable[[Job], Schedule]] = {
-    ("all_gather", False): flat.all_gather,
-    ("all_gather", True): hierarchical.all_gather,
-    ("reduce_scatter", False): flat.reduce_scatter,
-    ("reduce_scatter", True): hierarchical.reduce_scatter,
-    ("all_reduce", False): flat.all_reduce,
-    ("all_reduce", True): hierarchical.all_reduce,
-    ("all_to_all", False): flat.all_to_all,
-    ("all_to_all", True): flat.all_to_all,  # two hops would send the same bytes between nodes
-}
-
-
-class Request(NamedTuple):
-    """One call of a collective, as all ranks make it."""
-
-    name: str  # how people call it; its stats are kept under this name
-    pattern: str  # all_gather, reduce_scatter, all_reduce or all_to_all: how it is done
-    source: Span
-    target: Span
-    deliver: Callable[[], None] | None  # from target to the caller's arrays, where they are not the same memory
-    codec: Codec
-    intra_codec: Codec
-    counts: tuple[int, ...]  # elements of each rank's shard; all_reduce: of the whole array
-    counts_out: tuple[int, ...] = ()  # all_to_all: counts are what this rank sends to each, these what it receives
-    operator: ReduceOp | None = None
-    feedback: Residual | None = None
-
-
-class _Settled(NamedTuple):
-    """Which schedule and engine serve a call, and why it sends raw bytes where another codec was asked for."""
-
-    schedule: Schedule
-    engine: Engine
-    uncompressed: str | None
 
 
 class Conductor:
@@ -93,7 +55,6 @@ class Conductor:
         self.scratch = ScratchPool(transport, plan.scratch_bytes)
         self._worker = Worker(f"zcomm worker of rank {transport.rank}, {transport.group_name}")
         self._lock = threading.Lock()  # one call is settled and begun at a time
-        self._schedules: OrderedDict[tuple[Any, ...], _Settled] = OrderedDict()
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
         self.seed = plan.seed | transport.rank << RANK_SHIFT
@@ -105,6 +66,7 @@ class Conductor:
         weakref.finalize(self, self._worker.stop)
         with CallContext(transport, "making a communicator", 0, None):
             self.topology = agree_on_settings(transport, plan, topology, self._take_tags(1, 0)[0])
+        self._settler = Settler(plan, self.topology, transport.rank, transport.device)
 
     def call(self, request: Request, async_op: bool) -> Work | None:
         """Do a call: here, or in the worker if it is asynchronous or others are before it."""
@@ -114,37 +76,36 @@ class Conductor:
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
                 "itself; pass async_op=True"
             )
-        name, _, source, target, deliver, codec, _, counts, _, operator, feedback = request
-        finish = _finish(operator, transport.size)
+        name, source, deliver, feedback = request.name, request.source, request.deliver, request.feedback
+        finish = _finish(request.operator, transport.size)
         with self._lock:
             self.check_open()
             if transport.size == 1:
                 return self._alone(request, finish, async_op)
-            schedule, engine, uncompressed = self._settle(request)
+            tellers = self._settler.ranks_that_tell(request)
+            settled = None if tellers else self._settler.settle(request, {})
             turn = feedback.turn(source) if feedback is not None else None
             self._calls += 1
+            number = self._calls
             stats = self.stats.setdefault(name, CollectiveStats())
             stats.calls += 1
-            stats.raw_bytes += schedule.raw_bytes
-            stats.wire_bytes_intra += schedule.wire_bytes_intra
-            stats.wire_bytes_inter += schedule.wire_bytes_inter
-            if uncompressed:
-                stats.uncompressed[uncompressed] = stats.uncompressed.get(uncompressed, 0) + 1
-            context = CallContext(transport, name, self._calls, (source.n_elems, source.dtype, codec))
-            run = Run(schedule, engine, source, target, finish, self.seed, self._calls)
-
-            shared = () if request.counts_out else counts  # an all-to-all's counts differ from rank to rank
-            fingerprint = _fingerprint(name, shared, source.dtype, codec, operator)
-            number = self._calls
+            if settled is not None:
+                _count(stats, settled)
+            context = CallContext(transport, name, number, (source.n_elems, source.dtype, request.codec))
+            run = Run(source, request.target, finish, self.seed, number)
+            fingerprint = _fingerprint(name, request.shared, source.dtype, request.codec, request.operator)
 
             def begin() -> None:
                 try:
                     with context:
-                        self._agree(request, number, shared, fingerprint)
-                        if turn is not None:
-                            run.engine = turn.take(engine, source)
-                        tags = self._take_tags(len(schedule.routes), fingerprint)
-                        run.begin(self.scratch, transport, tags, plan.timeout_s)
+                        self._agree(request, number, fingerprint)
+                        found = settled
+                        if found is None:
+                            found = self._settler.settle(request, self._swap_counts(request, tellers, stats))
+                            _count(stats, found)
+                        engine = found.engine if turn is None else turn.take(found.engine, source)
+                        tags = self._take_tags(found.schedule.n_tags, fingerprint)
+                        run.begin(found.schedule, engine, self.scratch, transport, tags, plan.timeout_s)
                 except BaseException:
                     if turn is not None:
                         turn.end()
@@ -170,7 +131,8 @@ class Conductor:
                 complete()
 
             behind = turn is not None and not turn.is_free
-            if self._deferred or behind or (async_op and self._is_new(fingerprint)):  # see [Note: deferred calls]
+            waits = bool(tellers) or self._is_new(fingerprint)
+            if self._deferred or behind or (async_op and waits):  # see [Note: deferred calls]
                 self._deferred += 1
                 work = Work(begin_and_complete)
             else:
@@ -197,7 +159,7 @@ class Conductor:
             self._closed = True
         self._worker.close()
         self.scratch.clear()
-        self._schedules.clear()
+        self._settler.clear()
 
     def _alone(self, request: Request, finish: Finish, async_op: bool) -> Work | None:
         """World of one rank: the input itself, times PREMUL_SUM's factor; nothing is encoded."""
@@ -218,57 +180,23 @@ class Conductor:
             request.deliver()
         return Work(None) if async_op else None
 
-    def _settle(self, request: Request) -> _Settled:
-        """The schedule of a call, from facts that all ranks share: counts, dtype, codec, plan and topology."""
-        key = (
-            request.pattern,
-            request.counts,
-            request.counts_out,
-            request.source.dtype,
-            request.codec,
-            request.intra_codec,
-        )
-        settled = self._schedules.get(key)
-        if settled is None:
-            settled = self._schedules[key] = self._build(*key)
-            if len(self._schedules) > _KEPT_SCHEDULES:
-                self._schedules.popitem(last=False)
-        return settled
-
-    def _build(
-        self,
-        pattern: str,
-        counts: tuple[int, ...],
-        counts_out: tuple[int, ...],
-        dtype: DType,
-        wanted: Codec,
-        inside: Codec,
-    ) -> _Settled:
-        plan, size, uncompressed = self.plan, self.transport.size, None
-        codec, intra = wanted.for_dtype(dtype), inside.for_dtype(dtype)
-        if not counts_out and sum(counts) < plan.min_elems and str(wanted) != "raw":
-            codec = intra = parse_codec("raw").for_dtype(dtype)
-            uncompressed = f"fewer than min_elems={plan.min_elems} elements"
-        shards = balanced_shards(counts[0], size) if pattern == "all_reduce" else shards_of(counts)
-        if pattern == "all_to_all":
-            cuts = [shards, shards_of(counts_out)]
-        else:
-            at_least = -(-sum(extent.n_elems for extent in shards) // MOST_CHUNKS)
-            cuts = chunks(shards, max(plan.chunk_elems, at_least), [getattr(one, "block", 1) for one in (codec, intra)])
-        two_hops = plan.hierarchical and self.topology.has_two_levels
-        job = Job(self.transport.rank, self.topology, shards, cuts, codec, intra, dtype.itemsize)
-        one_shot = pattern == "all_reduce" and counts[0] <= plan.one_shot_elems
-        build = flat.one_shot_all_reduce if one_shot else _BUILDERS[pattern, two_hops]
-        return _Settled(build(job), engine_for(self.transport.device, codec, intra), uncompressed)
+    def _swap_counts(self, request: Request, ranks: tuple[int, ...], stats: CollectiveStats) -> Rows:
+        """What each rank of this node sends to every rank."""
+        own = np.array(request.counts, np.int64)
+        stats.wire_bytes_intra += own.nbytes * (len(ranks) - 1)
+        rows = swap(self.transport, own, ranks, self._take_tags(1, 0)[0], self.plan.timeout_s)
+        return {rank: tuple(row) for rank, row in zip(ranks, rows.tolist(), strict=True)}
 
     def _is_new(self, fingerprint: int) -> bool:
         """Whether the plan asks for this call to be compared; alike on ranks that have made the same calls."""
-        return self.plan.check == "always" or (self.plan.check == "first" and fingerprint not in self._agreed)
+        check = self.plan.check
+        return check is Check.ALWAYS or (check is Check.FIRST and fingerprint not in self._agreed)
 
-    def _agree(self, request: Request, number: int, counts: tuple[int, ...], fingerprint: int) -> None:
+    def _agree(self, request: Request, number: int, fingerprint: int) -> None:
         """Raise MismatchError, on every rank, unless all ranks are making this same call."""
         if not self._is_new(fingerprint):
             return
+        counts = request.shared
         equal = len(set(counts)) == 1
         card = {
             "call number": str(number),
@@ -277,13 +205,14 @@ class Conductor:
             "dtype": request.source.dtype.spelling,
             "codec": str(request.codec),
             "op": str(request.operator),
+            "root": str(request.root),
         }
-        if request.counts_out:
-            card |= {"sends": json.dumps(request.counts), "receives": json.dumps(request.counts_out)}
+        if request.counts_differ:
+            card |= {"sends": json.dumps(request.counts), "receives": json.dumps(request.counts_in)}
         cards = exchange(self.transport, card, self._take_tags(1, 0)[0], self.plan.timeout_s)
         where = f"call {number} of {self.transport.group_name}"
-        compare(cards, ("call number", "collective", "count", "dtype", "codec", "op"), where)
-        if request.counts_out:
+        compare(cards, ("call number", "collective", "count", "dtype", "codec", "op", "root"), where)
+        if request.counts_differ:
             compare_splits(cards, where)
         self._agreed[fingerprint] = None  # only now: ranks that disagreed must compare again
         if len(self._agreed) > _KEPT_AGREEMENTS:
@@ -307,6 +236,15 @@ class Conductor:
 def _fingerprint(name: str, counts: tuple[int, ...], dtype: DType, codec: Codec, operator: ReduceOp | None) -> int:
     """Goes into the tags of a call: ranks that call differently never receive each other's bytes, they time out."""
     return zlib.crc32(repr((name, counts, dtype, codec, operator)).encode())
+
+
+def _count(stats: CollectiveStats, settled: Settled) -> None:
+    schedule, reason = settled.schedule, settled.uncompressed
+    stats.raw_bytes += schedule.raw_bytes
+    stats.wire_bytes_intra += schedule.wire_bytes_intra
+    stats.wire_bytes_inter += schedule.wire_bytes_inter
+    if reason:
+        stats.uncompressed[reason] = stats.uncompressed.get(reason, 0) + 1
 
 
 def _finish(operator: ReduceOp | None, size: int) -> Finish:

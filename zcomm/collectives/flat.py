@@ -81,23 +81,9 @@ class _OneShot(NamedTuple):
         run.reduce(self.codec, (self.total,), finish=True)
 
 
-class _AllToAll(NamedTuple):
-    codec: Codec
-    sent: list[Piece]  # of the input, by rank; the own part too
-    exchange: Route
-    came: list[Piece]  # of the output, by rank
-
-    def steps(self, run: Steps) -> Iterator[Route]:
-        """1. Encode every rank's part and send it. 2. Decode what came, the own part too."""
-        run.encode(self.codec, self.sent)
-        run.send(self.exchange)
-        yield self.exchange
-        run.decode(self.codec, self.came)
-
-
 def all_gather(job: Job) -> Schedule:
     """Schedule of an all-gather of job.shards."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     chunks = []
     for cut in job.cuts:
         shards, exchange = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
@@ -108,13 +94,13 @@ def all_gather(job: Job) -> Schedule:
 
 def reduce_scatter(job: Job) -> Schedule:
     """Schedule of a reduce-scatter onto job.shards."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     return layout.schedule([_scatter(layout, job, cut) for cut in job.cuts])
 
 
 def all_reduce(job: Job) -> Schedule:
     """Schedule of an all-reduce: a reduce-scatter onto job.shards whose sums are gathered as they are encoded."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     chunks = []
     for cut in job.cuts:
         scatter = _scatter(layout, job, cut)
@@ -126,7 +112,7 @@ def all_reduce(job: Job) -> Schedule:
 
 def one_shot_all_reduce(job: Job) -> Schedule:
     """Schedule of an all-reduce in one exchange: size times the bytes, half the steps and one quantization."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     n_elems = sum(extent.n_elems for extent in job.shards)
     nbytes = job.codec.nbytes(n_elems)
     wires = [layout.take(nbytes) for _ in job.shards]
@@ -138,25 +124,6 @@ def one_shot_all_reduce(job: Job) -> Schedule:
     )
     own = Piece(0, n_elems, wires[job.rank])
     return layout.schedule([_OneShot(job.codec, own, route, Sum(tuple(wires), n_elems, 0, -1, 0, Hop.TOTAL))])
-
-
-def all_to_all(job: Job) -> Schedule:
-    """Schedule of an all-to-all: job.cuts holds the parts of this rank's input, then those of its output."""
-    layout = Layout(job)
-    nbytes = job.codec.nbytes
-    inputs, outputs = job.cuts
-    sent = [Piece(start, n, layout.take(nbytes(n))) for start, n in inputs]
-    came = [
-        Piece(start, n, sent[rank].wire if rank == job.rank else layout.take(nbytes(n)))
-        for rank, (start, n) in enumerate(outputs)
-    ]
-    peers = [rank for rank in range(len(sent)) if rank != job.rank]
-    route = layout.route(
-        [Message(peer, sent[peer].wire, nbytes(sent[peer].n_elems)) for peer in peers],
-        [Message(peer, came[peer].wire, nbytes(came[peer].n_elems)) for peer in peers],
-        n_elems_out=sum(sent[peer].n_elems for peer in peers),
-    )
-    return layout.schedule([_AllToAll(job.codec, sent, route, came)])
 
 
 def _gather(layout: Layout, job: Job, shards: list[Piece]) -> tuple[list[Piece], Route]:

@@ -90,7 +90,7 @@ class _AllReduce(NamedTuple):
 
 def all_gather(job: Job) -> Schedule:
     """Schedule of an all-gather of job.shards."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     chunks = []
     for number in range(len(job.cuts)):
         across, around, shards = _gather(layout, job, number)
@@ -101,13 +101,13 @@ def all_gather(job: Job) -> Schedule:
 
 def reduce_scatter(job: Job) -> Schedule:
     """Schedule of a reduce-scatter onto job.shards."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     return layout.schedule([_scatter(layout, job, number) for number in range(len(job.cuts))])
 
 
 def all_reduce(job: Job) -> Schedule:
     """Schedule of an all-reduce: a reduce-scatter onto job.shards whose sums are gathered as they are encoded."""
-    layout = Layout(job)
+    layout = Layout(job.rank, job.topology, job.itemsize)
     chunks = []
     for number in range(len(job.cuts)):
         scatter = _scatter(layout, job, number)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zcomm.buffers import Span
-from zcomm.collectives.schedule import Hop, Piece, Route, Schedule, Sum
+from zcomm.collectives.schedule import Hop, Move, Piece, Route, Schedule, Sum
 from zcomm.collectives.scratch import ScratchPool
 from zcomm.engines.engine import NO_FINISH, Engine, Finish
 from zcomm.transports.transport import Exchange, Parcel, Transport
@@ -36,6 +36,7 @@ class Run:
     __slots__ = (
         "_call",
         "_chunks",
+        "_engine",
         "_exchanges",
         "_finish",
         "_scratch",
@@ -45,23 +46,17 @@ class Run:
         "_target",
         "_under_way",
         "codec_s",
-        "engine",
-        "schedule",
         "wait_s",
     )
 
     def __init__(
         self,
-        schedule: Schedule,
-        engine: Engine,
         source: Span,
         target: Span,
         finish: Finish,
         seed: int,  # of this rank's random bits
         call: int,  # its number
     ) -> None:
-        self.schedule = schedule
-        self.engine = engine
         self._source = source
         self._target = target
         self._finish = finish
@@ -70,15 +65,23 @@ class Run:
         self.codec_s = 0.0
         self.wait_s = 0.0
 
-    def begin(self, scratch: ScratchPool, transport: Transport, tags: range, timeout_s: float | None) -> None:
+    def begin(
+        self,
+        schedule: Schedule,
+        engine: Engine,
+        scratch: ScratchPool,
+        transport: Transport,
+        tags: range,  # schedule.n_tags of them
+        timeout_s: float | None,
+    ) -> None:
         """Take scratch, open every exchange, start the first chunk."""
-        schedule = self.schedule
+        self._engine = engine
         self._scratch = scratch
         self._slab = slab = scratch.take(schedule.scratch_bytes)
         bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
         self._exchanges: list[Exchange] = [
             transport.open(outgoing, incoming, tag, timeout_s)
-            for tag, (outgoing, incoming) in zip(tags, bound, strict=True)
+            for tag, (outgoing, incoming) in zip(tags[: len(bound)], bound, strict=True)
         ]
         self._chunks = iter(schedule.chunks)
         self._under_way: list[tuple[Iterator[Route], Route]] = []  # oldest first
@@ -119,7 +122,7 @@ class Run:
     def encode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
         """Encode elements of the caller's input into scratch."""
         started = perf_counter()
-        encode, base, (address, _, dtype, _, _) = self.engine.encode, self._slab.address, self._source
+        encode, base, (address, _, dtype, _, _) = self._engine.encode, self._slab.address, self._source
         itemsize = dtype.itemsize
         for start, n_elems, wire in pieces:
             if n_elems:
@@ -129,7 +132,7 @@ class Run:
     def decode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
         """Decode scratch into elements of the caller's output."""
         started = perf_counter()
-        decode, base, (address, _, dtype, _, _) = self.engine.decode, self._slab.address, self._target
+        decode, base, (address, _, dtype, _, _) = self._engine.decode, self._slab.address, self._target
         itemsize = dtype.itemsize
         for start, n_elems, wire in pieces:
             if n_elems:
@@ -145,7 +148,7 @@ class Run:
         for wires, n_elems, start, _, _, _ in sums:
             if n_elems:
                 at = target.address + start * itemsize
-                self.engine.reduce(codec, [base + wire for wire in wires], n_elems, how, at, target.dtype)
+                self._engine.reduce(codec, [base + wire for wire in wires], n_elems, how, at, target.dtype)
         self.codec_s += perf_counter() - started
 
     def reduce_encode(self, codec: Codec, sums: Sequence[Sum], codec_out: Codec, finish: bool) -> None:
@@ -156,11 +159,17 @@ class Run:
         for wires, n_elems, _, wire_out, first, hop in sums:
             if n_elems:
                 contributions, out = [base + wire for wire in wires], base + wire_out
-                self.engine.reduce_encode(codec, contributions, n_elems, how, codec_out, out, self._draw(hop, first))
+                self._engine.reduce_encode(codec, contributions, n_elems, how, codec_out, out, self._draw(hop, first))
         self.codec_s += perf_counter() - started
 
     def _draw(self, hop: Hop, first: int) -> Draw:
         return Draw(self._seed | hop << HOP_SHIFT, self._call, first)
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """Bring wire bytes from one place in scratch to another."""
+        memory: Any = self._slab.memory
+        for source, target, nbytes in moves:
+            memory[target : target + nbytes] = memory[source : source + nbytes]
 
     def send(self, route: Route) -> None:
         """Start an exchange."""

@@ -49,6 +49,14 @@ class Piece(NamedTuple):
     wire: int  # offset in scratch
 
 
+class Move(NamedTuple):
+    """Wire bytes to be brought from one place in scratch to another."""
+
+    source: int  # offset in scratch
+    target: int
+    nbytes: int
+
+
 class Sum(NamedTuple):
     """Encoded contributions of equal length, to be added in the order given."""
 
@@ -95,6 +103,10 @@ class Steps(Protocol):
         """Add contributions and encode the sums again."""
         ...
 
+    def move(self, moves: Sequence[Move]) -> None:
+        """Bring wire bytes from one place in scratch to another."""
+        ...
+
     def send(self, route: Route) -> None:
         """Start an exchange."""
         ...
@@ -117,13 +129,21 @@ class Schedule(NamedTuple):
     wire_bytes_intra: int  # sent by this rank to ranks of its own node
     wire_bytes_inter: int  # sent by this rank to other nodes
     raw_bytes: int  # what the same messages would hold uncompressed
+    n_tags: int  # that the call takes, the same on all ranks; one for each route, and some may be left over
 
 
 class Layout:
     """Places bytes in scratch and collects the routes while a schedule is built."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        itemsize: int,  # bytes per element of the caller's array
+    ) -> None:
+        self._node_of_rank = topology.node_of_rank
+        self._rank = rank
+        self._itemsize = itemsize
         self._end = 0
         self._reused: dict[str, int] = {}
         self._routes: list[Route] = []
@@ -150,13 +170,12 @@ class Layout:
         n_elems_out: int,  # elements that the outgoing bytes stand for
     ) -> Route:
         """An exchange; empty messages are left out on both sides."""
-        node_of_rank = self._job.topology.node_of_rank
         for peer, _, nbytes in outgoing:
-            if node_of_rank[peer] == node_of_rank[self._job.rank]:
+            if self._node_of_rank[peer] == self._node_of_rank[self._rank]:
                 self._intra += nbytes
             else:
                 self._inter += nbytes
-        self._raw += n_elems_out * self._job.itemsize
+        self._raw += n_elems_out * self._itemsize
         route = Route(
             len(self._routes),
             tuple(message for message in outgoing if message.nbytes),
@@ -165,6 +184,11 @@ class Layout:
         self._routes.append(route)
         return route
 
-    def schedule(self, chunks: Sequence[Chunk]) -> Schedule:
+    def schedule(
+        self,
+        chunks: Sequence[Chunk],
+        n_tags: int | None = None,  # None: one for each route
+    ) -> Schedule:
         """What has been laid out."""
-        return Schedule(tuple(chunks), tuple(self._routes), self._end, self._intra, self._inter, self._raw)
+        tags = len(self._routes) if n_tags is None else n_tags
+        return Schedule(tuple(chunks), tuple(self._routes), self._end, self._intra, self._inter, self._raw, tags)

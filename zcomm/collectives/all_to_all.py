@@ -1,0 +1,213 @@
+"""All-to-all: every rank sends every other a part of its own; in one hop, or in two with fewer messages across.
+
+In two hops a rank hands what it sends to another node to its own node's porter for the receiver (`Topology.porter`),
+and the porter sends the receiver one message from the whole node: between two nodes of m ranks, m messages in place of
+m x m, with the same bytes. A part is encoded once, by its sender, in `codec` or, where it stays in the node, in
+`intra_codec`; porters pass bytes on. So under one codec both forms give the same bits.
+
+A rank knows what it sends and what comes to it. A porter must also know what its neighbours send, so the ranks of a
+node swap their counts before each call (conductor.py).
+
+[Note: parts in chunks] Counts differ between pairs, and no rank knows all of them, so each part is cut by itself, by a
+rule that its sender, its porter and its receiver all follow. A chunk takes the next cut of every part that has one
+left. Ranks may have different numbers of chunks; tags are taken for the largest possible number.
+
+Source: two-step all-to-all as in DeepSpeed-MoE (arXiv 2201.05596, section 5.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from zcomm.collectives.schedule import Layout, Message, Move, Piece, Route, Schedule, Steps
+from zcomm.collectives.shards import SHARD_ALIGNMENT, Extent, shards_of
+from zcomm.topology import Topology
+from zcomm.wire.codec import Codec
+
+MOST_CHUNKS = 16  # of a call in two hops
+_ROUTES = 2  # of a chunk in two hops
+
+
+class Parts(NamedTuple):
+    """What a schedule is built for."""
+
+    rank: int
+    topology: Topology
+    sends: tuple[int, ...]  # elements to each rank
+    receives: tuple[int, ...]  # elements from each rank
+    rows: Mapping[int, tuple[int, ...]]  # in two hops: what each rank of this node sends to each rank
+    chunk_elems: int  # of all parts together
+    codec: Codec
+    intra_codec: Codec  # of parts that stay inside a node, in two hops
+    itemsize: int  # bytes per element of the caller's array, to count what compression saves
+
+
+class _OneHop(NamedTuple):
+    codec: Codec
+    sent: list[Piece]  # of the input, by rank; the own part too
+    exchange: Route
+    came: list[Piece]  # of the output, by rank
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """1. Encode every rank's part and send it. 2. Decode what came, the own part too."""
+        run.encode(self.codec, self.sent)
+        run.send(self.exchange)
+        yield self.exchange
+        run.decode(self.codec, self.came)
+
+
+class _TwoHops(NamedTuple):
+    codec: Codec
+    intra_codec: Codec
+    staying: list[Piece]  # of the input: parts for this node, the own one too
+    leaving: list[Piece]  # of the input: parts that neighbours carry
+    inside: Route
+    carried: list[Piece]  # of the input: parts for other nodes that this rank carries itself
+    relayed: list[Move]  # parts of neighbours, into the bundles that this rank sends
+    across: Route
+    near: list[Piece]  # of the output: from this node, the own part too
+    far: list[Piece]  # of the output: from other nodes
+
+    def steps(self, run: Steps) -> Iterator[Route]:
+        """1. Encode the parts for this node, and those for others that neighbours carry; send each neighbour its own.
+        2. Put what neighbours handed over beside the own parts, and send each receiver its bundle. 3. Decode."""
+        run.encode(self.intra_codec, self.staying)
+        run.encode(self.codec, self.leaving)
+        run.send(self.inside)
+        run.encode(self.codec, self.carried)
+        yield self.inside
+        run.move(self.relayed)
+        run.send(self.across)
+        run.decode(self.intra_codec, self.near)
+        yield self.across
+        run.decode(self.codec, self.far)
+
+
+def one_hop(parts: Parts) -> Schedule:
+    """Schedule of an all-to-all in which every rank sends to every other directly."""
+    layout = Layout(parts.rank, parts.topology, parts.itemsize)
+    nbytes = parts.codec.nbytes
+    sent = [Piece(start, n, layout.take(nbytes(n))) for start, n in shards_of(parts.sends)]
+    came = [
+        Piece(start, n, sent[rank].wire if rank == parts.rank else layout.take(nbytes(n)))
+        for rank, (start, n) in enumerate(shards_of(parts.receives))
+    ]
+    peers = [rank for rank in range(len(sent)) if rank != parts.rank]
+    route = layout.route(
+        [Message(peer, sent[peer].wire, nbytes(sent[peer].n_elems)) for peer in peers],
+        [Message(peer, came[peer].wire, nbytes(came[peer].n_elems)) for peer in peers],
+        n_elems_out=sum(sent[peer].n_elems for peer in peers),
+    )
+    return layout.schedule([_OneHop(parts.codec, sent, route, came)])
+
+
+def two_hops(parts: Parts) -> Schedule:
+    """Schedule of an all-to-all through porters. See [Note: parts in chunks]."""
+    layout = Layout(parts.rank, parts.topology, parts.itemsize)
+    most = max(max(row) for row in (*parts.rows.values(), parts.receives))
+    unit = math.lcm(SHARD_ALIGNMENT, getattr(parts.codec, "block", 1), getattr(parts.intra_codec, "block", 1))
+    usual = max(unit, parts.chunk_elems // len(parts.sends))
+    number = len(_cuts(0, most, usual, unit))
+    return layout.schedule([_chunk(layout, parts, at, usual, unit) for at in range(number)], _ROUTES * MOST_CHUNKS)
+
+
+def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> _TwoHops:
+    """The two exchanges of one chunk. A message holds its parts in the order of senders, then receivers."""
+    me, topology = parts.rank, parts.topology
+    node = topology.ranks_of_node[topology.node_of_rank[me]]
+    neighbours = [rank for rank in node if rank != me]
+    size = {True: parts.intra_codec.nbytes, False: parts.codec.nbytes}
+
+    def cut(start: int, n_elems: int) -> Extent:
+        cuts = _cuts(start, n_elems, usual, unit)
+        return cuts[number] if number < len(cuts) else Extent(start + n_elems, 0)
+
+    def through(porter: int) -> list[int]:
+        """The receivers of what a rank hands to porter, a neighbour: itself, and those on other nodes."""
+        return [porter, *_far(topology, porter)]
+
+    inputs = [cut(*extent) for extent in shards_of(parts.sends)]
+    outputs = [cut(*extent) for extent in shards_of(parts.receives)]
+    rows = {rank: [cut(0, n).n_elems for n in parts.rows[rank]] for rank in node}
+
+    # Hop 1: to each neighbour its own part, then those that it carries.
+    sent = {porter: [layout.take(size[to in node](rows[me][to])) for to in through(porter)] for porter in neighbours}
+    own = layout.take(size[True](rows[me][me]))
+    handed = {rank: {to: layout.take(size[to in node](rows[rank][to])) for to in through(me)} for rank in neighbours}
+    inside = layout.route(
+        [
+            Message(porter, sent[porter][0], sum(size[to in node](rows[me][to]) for to in through(porter)))
+            for porter in neighbours
+        ],
+        [
+            Message(rank, handed[rank][me], sum(size[to in node](rows[rank][to]) for to in through(me)))
+            for rank in neighbours
+        ],
+        n_elems_out=sum(rows[me][to] for porter in neighbours for to in through(porter)),
+    )
+
+    # Hop 2: to each receiver on another node that this rank carries for, the whole node's parts.
+    carried = _far(topology, me)
+    bundle = {to: {rank: layout.take(size[False](rows[rank][to])) for rank in node} for to in carried}
+    senders = {
+        topology.porter(other, me): topology.ranks_of_node[other]
+        for other in range(topology.nodes)
+        if other != topology.node_of_rank[me]
+    }
+    came = {
+        porter: [layout.take(size[False](outputs[rank].n_elems)) for rank in ranks] for porter, ranks in senders.items()
+    }
+    across = layout.route(
+        [Message(to, bundle[to][node[0]], sum(size[False](rows[rank][to]) for rank in node)) for to in carried],
+        [
+            Message(porter, came[porter][0], sum(size[False](outputs[rank].n_elems) for rank in ranks))
+            for porter, ranks in senders.items()
+        ],
+        n_elems_out=sum(rows[rank][to] for to in carried for rank in node),
+    )
+
+    return _TwoHops(
+        parts.codec,
+        parts.intra_codec,
+        [Piece(*inputs[me], own), *(Piece(*inputs[porter], sent[porter][0]) for porter in neighbours)],
+        [
+            Piece(*inputs[to], wire)
+            for porter in neighbours
+            for to, wire in zip(_far(topology, porter), sent[porter][1:], strict=True)
+        ],
+        inside,
+        [Piece(*inputs[to], bundle[to][me]) for to in carried],
+        [
+            Move(handed[rank][to], bundle[to][rank], nbytes)
+            for rank in neighbours
+            for to in carried
+            if (nbytes := size[False](rows[rank][to]))
+        ],
+        across,
+        [Piece(*outputs[me], own), *(Piece(*outputs[rank], handed[rank][me]) for rank in neighbours)],
+        [
+            Piece(*outputs[rank], wire)
+            for porter, ranks in senders.items()
+            for rank, wire in zip(ranks, came[porter], strict=True)
+        ],
+    )
+
+
+def _cuts(
+    start: int,
+    n_elems: int,  # of one part
+    usual: int,  # elements of a cut
+    unit: int,  # what cuts are a multiple of, so that blocks stay whole
+) -> list[Extent]:
+    """A part cut for the chunks, at most MOST_CHUNKS of them; one of nothing, at least."""
+    step = max(usual, -(-n_elems // MOST_CHUNKS))
+    step = -(-step // unit) * unit
+    return [Extent(start + at, min(step, n_elems - at)) for at in range(0, max(n_elems, 1), step)]
+
+
+def _far(topology: Topology, porter: int) -> list[int]:
+    """The ranks of other nodes that porter carries for."""
+    node = topology.node_of_rank[porter]
+    return [rank for rank in topology.carried_by(porter) if topology.node_of_rank[rank] != node]

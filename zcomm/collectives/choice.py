@@ -1,0 +1,52 @@
+"""Which codecs a call travels in: those it asks for, or raw where the plan says that they are not worth it.
+
+Decided from facts that all ranks share, so that all decide alike: the plan, the topology, counts, dtype and codec. An
+all-to-all's counts differ from rank to rank, so its size decides nothing. A call is never made lossier than it asks.
+
+Plan.min_elems sends whatever is smaller raw. Plan.auto sends raw: 1. what stays inside one node, where links are fast;
+2. what the codec would make smaller by less than a quarter, as bf16 would float16; 3. a call of at most AUTO_RAW_BYTES.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from zcomm.collectives.request import Request
+from zcomm.plan import AUTO_RAW_BYTES, Plan
+from zcomm.topology import Topology
+from zcomm.wire.codec import Codec
+from zcomm.wire.registry import codec as parse_codec
+
+_MANY = 1 << 16  # elements, to see how much smaller a codec makes them
+
+
+class Choice(NamedTuple):
+    """What a call travels in."""
+
+    codec: Codec
+    intra_codec: Codec
+    uncompressed: str | None  # why it is raw where another codec was asked for
+
+
+def choose(plan: Plan, topology: Topology, request: Request) -> Choice:
+    """The codecs of a call, for its dtype."""
+    dtype = request.source.dtype
+    raw = parse_codec("raw").for_dtype(dtype)
+    codec, intra_codec = request.codec.for_dtype(dtype), request.intra_codec.for_dtype(dtype)
+    reason = None if codec == raw else _why_raw(plan, topology, request, codec, raw)
+    return Choice(codec, intra_codec, None) if reason is None else Choice(raw, raw, reason)
+
+
+def _why_raw(plan: Plan, topology: Topology, request: Request, codec: Codec, raw: Codec) -> str | None:
+    n_elems = None if request.counts_differ else sum(request.counts)
+    if n_elems is not None and n_elems < plan.min_elems:
+        return f"fewer than min_elems={plan.min_elems} elements"
+    if not plan.auto:
+        return None
+    if topology.nodes == 1:
+        return "auto: all ranks are on one node"
+    if 4 * codec.nbytes(_MANY) > 3 * raw.nbytes(_MANY):
+        return f"auto: {codec} makes {request.source.dtype.spelling} smaller by less than a quarter"
+    if n_elems is not None and n_elems * request.source.dtype.itemsize <= AUTO_RAW_BYTES:
+        return f"auto: {AUTO_RAW_BYTES} bytes or fewer"
+    return None
