@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+settings.register_profile("zcomm", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on any machine
+settings.load_profile("zcomm")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "collectives"))
 

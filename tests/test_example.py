@@ -78,7 +78,7 @@ def test_the_learning_rate_goes_up_and_then_down_to_zero():
 @needs_namespaces
 def test_it_runs_on_a_cluster_and_says_what_travelled():
     words = (sys.executable, SCRIPT, "--recipe", "zeropp", "--steps", "2", "--width", "96", "--layers", "2")
-    ended = run_cluster("--nodes", "2", "--ranks-per-node", "2", "--quiet", "--", *words, timeout_s=90)
+    ended = run_cluster("--nodes", "2", "--ranks-per-node", "2", "--quiet", "--", *words)
 
     assert ended.status == 0, ended.err
     assert "zeropp: validation loss" in ended.out

@@ -1,14 +1,24 @@
-"""The emulated cluster: what ranks see, which bytes count, how fast the link is, which status comes back."""
+"""The emulated cluster: what ranks see, which bytes count, what a link lets pass, which status comes back."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cluster_runs import ALLOWED, SEND, Cluster, needs_namespaces, run_cluster, run_with_report
+from cluster_runs import (
+    ALLOWED,
+    HANG_S,
+    SEND,
+    Cluster,
+    environment,
+    needs_namespaces,
+    run_cluster,
+    run_with_report,
+)
 
 from zcomm.tools import cluster
 from zcomm.tools.cluster_namespaces import Namespaces
@@ -93,9 +103,60 @@ def test_a_link_takes_the_time_of_the_wire(tmp_path: Path):
     words = ("--link", "50mbit", "--ranks-per-node", "1", "--", *PYTHON, SEND, "1", str(nbytes))
     ended, report = run_with_report(tmp_path, *words)
 
-    wire_s = (nbytes - BURST_50MBIT) * 8 / 50e6
-    assert wire_s <= json.loads(ended.out)["seconds"] <= 1.5 * wire_s
+    assert json.loads(ended.out)["seconds"] >= (nbytes - BURST_50MBIT) * 8 / 50e6
     assert report["shaping"]["rate"] == "tbf"
+
+
+# builds the network of argv[1]; tells of each end of each link its discipline, bytes per second, largest packet
+BUILD = """
+import json, sys
+from pyroute2 import IPRoute
+from zcomm.tools import cluster_kernel, cluster_network
+from zcomm.tools.link import Link
+nodes, _ = cluster_network.build(3, Link.parse(sys.argv[1]), 0.0, host_names=False)
+found = {}
+def look(node):
+    with IPRoute() as iproute:
+        disciplines = {one["index"]: one for one in iproute.get_qdiscs()}
+        for link in iproute.get_links():
+            name, one = link.get_attr("IFLA_IFNAME"), disciplines.get(link["index"])
+            if name.startswith(("port", "eth")):
+                kind = one.get_attr("TCA_KIND")
+                rate = one.get_attr("TCA_OPTIONS").get_attr("TCA_TBF_PARMS")["rate"] if kind == "tbf" else None
+                found[node or name] = kind, rate, link.get_attr("IFLA_GSO_MAX_SIZE")
+look(None)
+for node in nodes:
+    with open(f"/proc/{node.keeper_pid}/ns/net") as space:
+        cluster_kernel.enter_namespace(space.fileno(), cluster_kernel.CLONE_NEWNET)
+    look(f"node{node.index}")
+print(json.dumps(found))
+"""
+ENDS = sorted(f"{end}{node}" for end in ("port", "node") for node in range(3))
+
+
+def links_of(rate: str) -> dict[str, list]:
+    """What shapes each end of each link of a network built for this rate."""
+    assert isinstance(ALLOWED, Namespaces)
+    command = ALLOWED.command([*PYTHON, BUILD, rate])
+    built = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert built.returncode == 0, built.stderr
+    return dict(json.loads(built.stdout))
+
+
+def test_both_ends_of_every_link_let_pass_the_rate_asked_for_and_no_less():
+    found = links_of("50mbit")
+
+    assert sorted(found) == ENDS
+    for kind, rate, largest_packet in found.values():
+        assert (kind, rate) == ("tbf", 50_000_000 // 8)
+        assert 0.9 * BURST_50MBIT < largest_packet < BURST_50MBIT  # larger ones would be cut up, at a cost
+
+
+def test_a_link_of_none_is_not_limited():
+    found = links_of("none")
+
+    assert sorted(found) == ENDS
+    assert {kind for kind, _, _ in found.values()} == {"noqueue"}
 
 
 # every rank but `to` sends nbytes to it at once; it tells how long that took from the first byte
@@ -133,15 +194,7 @@ def test_what_enters_a_node_is_shaped_too():
     words = ("--nodes", "3", "--ranks-per-node", "1", "--link", "50mbit", "--quiet", "--")
     ended = run_cluster(*words, *PYTHON, ALL_TO_ONE, "0", "1500000")
 
-    wire_s = (3_000_000 - 2 * BURST_50MBIT) * 8 / 50e6
-    assert wire_s <= float(ended.out) <= 1.5 * wire_s, ended.err
-
-
-def test_a_link_of_none_is_not_limited():
-    words = ("--ranks-per-node", "1", "--quiet", "--", *PYTHON, SEND, "1", "3000000")
-    ended = run_cluster(*words)
-
-    assert json.loads(ended.out)["seconds"] < 0.1  # 240 Mbit/s: far above noise, far below any limit
+    assert float(ended.out) >= (3_000_000 - 2 * BURST_50MBIT) * 8 / 50e6, ended.err
 
 
 @pytest.mark.parametrize(
@@ -159,7 +212,6 @@ def test_a_failing_rank_ends_the_others():
     ended = run_cluster("--quiet", "--", "sh", "-c", '[ "$RANK" = 1 ] && exit 3; exec sleep 1000')
 
     assert ended.status == 3
-    assert ended.seconds < 10
     assert not ended.left_behind()
 
 

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from cluster_runs import MARKER, Cluster, environment, needs_namespaces
+from cluster_runs import HANG_S, Cluster, environment, needs_namespaces
 
 from zcomm.tools import demo
 from zcomm.tools.demo_plan import BASELINES
@@ -29,9 +29,9 @@ RECIPE_KEYS = {
 }
 
 
-def run_demo(*words, timeout_s=120.0):
+def run_demo(*words):
     command = [sys.executable, "-m", "zcomm", "demo", *words]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=timeout_s)
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_baselines_are_among_the_recipes():
     ],
 )
 def test_bad_arguments_are_one_line_before_anything_runs(words, says):
-    ended = run_demo(*words, timeout_s=30)
+    ended = run_demo(*words)
 
     assert ended.returncode == 2
     assert says in ended.stderr
@@ -169,24 +169,14 @@ def test_a_missing_package_is_named_with_its_extra(package, extra, monkeypatch):
 
 @needs_namespaces
 def test_ctrl_c_ends_the_demo_and_its_cluster():
-    """Cluster stands for any command here: it marks what it starts, so that what is left can be found."""
-    demo_run = Cluster.__new__(Cluster)
-    demo_run.marker = "demo-interrupted"
-    demo_run.started = time.monotonic()
-    demo_run.process = subprocess.Popen(
-        [sys.executable, "-m", "zcomm", "demo", "--quick", "--link", "1mbit"],
-        env=environment() | {MARKER: demo_run.marker},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 30
-    while not any("demo_rank" in words for words in demo_run.processes().values()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    time.sleep(1)  # past Python's own start
-    demo_run.process.send_signal(signal.SIGINT)
-    demo_run.finish(timeout_s=30)
+    running = Cluster("--quick", "--link", "1mbit", program="demo")
+    give_up_at = time.monotonic() + HANG_S
+    while not any("demo_rank" in words for words in running.processes().values()):
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+    running.process.send_signal(signal.SIGINT)  # ranks may still be starting Python
+    ended = running.finish()
 
-    assert demo_run.status == 128 + signal.SIGINT
-    assert "Traceback" not in demo_run.out + demo_run.err
-    assert not demo_run.left_behind()
+    assert ended.status == 128 + signal.SIGINT
+    assert "Traceback" not in ended.out + ended.err
+    assert not ended.left_behind()

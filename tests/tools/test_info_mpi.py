@@ -9,7 +9,7 @@ import sys
 
 import mpi_world
 import pytest
-from cluster_runs import environment
+from cluster_runs import HANG_S, environment
 
 from zcomm.tools import info
 
@@ -70,7 +70,7 @@ def test_a_process_that_a_launcher_left_alone_is_told():
         env=environment(OMPI_COMM_WORLD_SIZE="4") | {"PATH": os.environ["PATH"]},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
     )
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_runs import environment, needs_namespaces, run_cluster
+from cluster_runs import HANG_S, environment, needs_namespaces, run_cluster
 
 import zcomm
 from zcomm.tools import cli, perf
@@ -110,7 +110,7 @@ def perf_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("perf")
     options = ["--sizes", "64K,256K", "--codec", "int4:64", "--calls", "1", "--link", "none"]
     files = ["--json", str(folder / "perf.json"), "--plot", str(folder / "perf.png")]
-    ended = run_cluster("--quiet", "--", *PERF, *COLLECTIVES, *options, *files, timeout_s=120)
+    ended = run_cluster("--quiet", "--", *PERF, *COLLECTIVES, *options, *files)
     assert ended.status == 0, ended.out + ended.err
     return ended.out, json.loads((folder / "perf.json").read_text()), folder / "perf.png"
 
@@ -216,7 +216,12 @@ def test_under_mpiexec_mpi_s_own_fp32_is_among_the_baselines(tmp_path):
     words = ["all_reduce", "--sizes", "64K", "--codec", "int8", "--calls", "1", "--json", str(tmp_path / "perf.json")]
 
     ended = subprocess.run(
-        [mpiexec, "-n", "2", *PERF, *words], env=environment(), capture_output=True, text=True, timeout=120, check=False
+        [mpiexec, "-n", "2", *PERF, *words],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
 
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -34,7 +34,7 @@ from zcomm.tools.cluster_counters import NodeCounters
 from zcomm.tools.cluster_mpi import Launcher, find_launcher
 from zcomm.tools.cluster_namespaces import Namespaces, find_namespaces
 from zcomm.tools.cluster_network import Shaping
-from zcomm.tools.cluster_supervisor import Task
+from zcomm.tools.cluster_task import Task
 from zcomm.tools.link import NO_LIMIT, Link, format_latency, parse_latency
 
 MOST_NODES = 8
@@ -79,6 +79,7 @@ class ClusterResult:
     namespaces: str  # how nodes were made: "root", "rootless", or "none" in the fallback
     seconds: float  # from the start of the first rank to the end of the last
     per_node: tuple[NodeCounters, ...]  # bytes while the program ran
+    signal: int | None = None  # the first that came while it ran, and was passed to the ranks
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -185,6 +186,7 @@ class _Run:
         )
         self._shaping = Shaping("none", "none")
         self._result: ClusterResult | None = None
+        self._signal: int | None = None
         self._connection, theirs = socket.socketpair()
         program = [sys.executable, "-m", "zcomm.tools.cluster_supervisor", str(theirs.fileno())]
         with theirs:
@@ -239,9 +241,11 @@ class _Run:
                 self._namespaces,
                 told["seconds"],
                 tuple(NodeCounters(**counters) for counters in told["per_node"]),
+                self._signal,
             )
 
     def _pass_on(self, number: int) -> None:
+        self._signal = self._signal or number
         with contextlib.suppress(OSError):
             self._connection.send(pack_json(Kind.SIGNAL, number))
 

@@ -24,7 +24,7 @@ from zcomm.tools import cluster_network
 
 MPICH = "mpich"
 OPEN_MPI = "openmpi"
-_TRY_TIMEOUT_S = 20.0
+_TRY_TIMEOUT_S = 60.0
 
 
 class Launcher(NamedTuple):

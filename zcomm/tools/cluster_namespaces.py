@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-_TRY_TIMEOUT_S = 10.0
+_TRY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import json
 import os
 import signal
 import socket
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
@@ -103,6 +104,27 @@ def build(
             _plug_in(iproute, node, bridge, link)
             shaping = _finish(keeper)
     return [node for node, _ in started], shaping
+
+
+def name_hosts(n_nodes: int) -> bool:
+    """Make node0, node1, ... resolvable in this process's mount namespace; whether that worked.
+
+    Where it did not, nodes keep the machine's own host name.
+    """
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="zcomm-hosts-") as hosts:
+            with contextlib.suppress(OSError), open("/etc/hosts") as own:
+                hosts.write(own.read() + "\n")
+            for node in range(n_nodes):
+                hosts.write(f"{address_of(node)} node{node}\n")
+                # torch looks up the IPv6 spelling of its peers and warns where that has no name
+                hosts.write(f"::ffff:{address_of(node)} node{node}.cluster\n")
+            hosts.flush()
+            os.fchmod(hosts.fileno(), 0o644)
+            cluster_kernel.bind_mount(hosts.name.encode(), b"/etc/hosts")
+    except OSError:
+        return False
+    return True
 
 
 def _start_keeper(index: int, link: Link, latency_s: float, host_names: bool) -> tuple[Node, socket.socket]:

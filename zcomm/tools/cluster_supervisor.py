@@ -5,7 +5,7 @@ One thread, one loop. Started by zcomm.tools.cluster as the first process of the
 process 1 of a PID namespace, the kernel kills whatever it leaves. How a run ends:
 
 1. all ranks end by themselves: their counters are read and reported;
-2. a rank fails, the time is up, or a signal comes: the others get a signal, and GRACE_S later SIGKILL;
+2. a rank fails, the time is up, or a signal comes: the others get a signal, and the task's grace later SIGKILL;
 3. the command's end of the channel closes (it was killed): everything gets SIGKILL at once.
 """
 
@@ -18,52 +18,24 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import asdict, dataclass, field
-from typing import IO, Any
+from dataclasses import asdict
+from typing import IO
 
 from zcomm.errors import ClusterError, MissingExtra
 from zcomm.tools import cluster_kernel, cluster_mpi, cluster_network
-from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack, pack_json
+from zcomm.tools.cluster_channel import Frame, Kind, Receiver, pack_json
 from zcomm.tools.cluster_counters import NodeCounters, read_interface
+from zcomm.tools.cluster_output import Outbox, Stream
+from zcomm.tools.cluster_processes import descendants, master_port, rank_environment, start_in_node
+from zcomm.tools.cluster_task import Task
 from zcomm.tools.link import Link
 from zcomm.transports import pace
 
-GRACE_S = 5.0  # between the polite signal and SIGKILL
 TIMED_OUT = 124  # exit status when the time was up, as timeout(1) has it
 CANNOT_START = 126  # exit status when the system refused to run the program, as shells have it
 _LINGER_S = 0.3  # how long output of a rank's own children is waited for after the last rank ended
-_LONGEST_LINE = 1 << 20  # bytes kept waiting for a newline
-_MOST_UNSENT = 1 << 22  # bytes; above this the ranks' pipes are left full until the command has caught up
-_MASTER_PORT = 29500  # free for certain: the node is new
-
-
-@dataclass(frozen=True)
-class Task:
-    """What the command asks the supervisor to do."""
-
-    command: list[str]
-    environment: dict[str, str]  # the user's own; the ranks' variables are added here
-    n_nodes: int
-    ranks_per_node: int
-    bits_s: int | None
-    latency_s: float
-    emulated: bool  # False: loopback, paced in user space
-    own_pids: bool  # this process is 1 of a PID namespace and has /proc and mounts of its own
-    timeout_s: float | None
-    mpiexec: tuple[str, str] | None = None  # path and kind (cluster_mpi.Launcher): it starts the ranks
-
-
-@dataclass
-class _Rank:
-    """A running rank."""
-
-    rank: int
-    pid: int
-    unfinished: dict[Kind, bytearray] = field(
-        default_factory=lambda: {Kind.STDOUT: bytearray(), Kind.STDERR: bytearray()}
-    )
+_KILL_TIMEOUT_S = 5.0  # for killed processes to be gone
 
 
 def main() -> None:
@@ -93,16 +65,16 @@ class _Supervisor:
         self._connection = connection
         self._receiver = receiver
         self._selector = selectors.DefaultSelector()
-        self._unsent = bytearray()
-        self._ranks: dict[int, _Rank] = {}  # by pid, running; of an MPI program mpiexec alone, as rank 0
+        self._outbox = Outbox(connection)
+        self._streams: set[Stream] = set()  # open
+        self._ranks: dict[int, int] = {}  # running, by pid; of an MPI program mpiexec alone, as rank 0
         self._mpi: cluster_mpi.MpiRun | None = None
         self._mpi_ranks: dict[int, int] = {}  # of an MPI program: rank to pid, running
         self._mpi_ended = 0  # ranks that told how they ended
-        self._open_pipes = 0
         self._nodes: list[cluster_network.Node] = []
         self._shaping = cluster_network.Shaping("none", "none")
         self._pacer: pace.Pacer | None = None
-        self._pace_fd = -1
+        self._pace_file = ""
         self._status = 0  # of the program
         self._ending = False
         self._passed_on = 0  # the first signal that came for the program
@@ -119,32 +91,15 @@ class _Supervisor:
                 task.n_nodes,
                 Link(task.bits_s),
                 task.latency_s,
-                host_names=task.own_pids and self._name_hosts(),
+                host_names=task.own_pids and cluster_network.name_hosts(task.n_nodes),
             )
             return
-        self._pace_fd = os.memfd_create("zcomm-pace")
-        os.ftruncate(self._pace_fd, pace.file_nbytes(task.n_nodes))
-        self._pacer = pace.Pacer(f"/proc/self/fd/{self._pace_fd}", task.bits_s or float("inf"), 0, task.ranks_per_node)
+        pace_fd = os.memfd_create("zcomm-pace")
+        os.ftruncate(pace_fd, pace.file_nbytes(task.n_nodes))
+        self._pace_file = f"/proc/{os.getpid()}/fd/{pace_fd}"
+        self._pacer = pace.Pacer(self._pace_file, task.bits_s or float("inf"), 0, task.ranks_per_node)
         latency = "not applied: paced in user space" if task.latency_s else "none"
         self._shaping = cluster_network.Shaping("paced in user space" if task.bits_s else "none", latency)
-
-    def _name_hosts(self) -> bool:
-        """Make node0, node1, ... resolvable inside; without that they keep the machine's own host name."""
-        try:
-            with tempfile.NamedTemporaryFile("w", prefix="zcomm-hosts-") as hosts:
-                with contextlib.suppress(OSError), open("/etc/hosts") as own:
-                    hosts.write(own.read() + "\n")
-                for node in range(self._task.n_nodes):
-                    address = cluster_network.address_of(node)
-                    hosts.write(f"{address} node{node}\n")
-                    # torch looks up the IPv6 spelling of its peers and warns where that has no name
-                    hosts.write(f"::ffff:{address} node{node}.cluster\n")
-                hosts.flush()
-                os.fchmod(hosts.fileno(), 0o644)
-                cluster_kernel.bind_mount(hosts.name.encode(), b"/etc/hosts")
-        except OSError:
-            return False
-        return True
 
     # -- running
 
@@ -156,7 +111,7 @@ class _Supervisor:
         self._selector.register(woken, selectors.EVENT_READ)
         self._connection.setblocking(False)
         self._selector.register(self._connection, selectors.EVENT_READ)
-        self._send(pack_json(Kind.READY, asdict(self._shaping)))
+        self._outbox.send(pack_json(Kind.READY, asdict(self._shaping)))
         before = self._counters()
         started = time.monotonic()
         deadline = started + (self._task.timeout_s or float("inf"))
@@ -181,11 +136,15 @@ class _Supervisor:
                 return
         seconds = time.monotonic() - started
         counted = [b.since(a) for a, b in zip(before, self._counters(), strict=True)]
+        for stream in self._streams:
+            stream.drain(self._outbox)
         linger_until = time.monotonic() + _LINGER_S
-        while self._open_pipes and time.monotonic() < linger_until and not self._receiver.ended:
+        while self._streams and time.monotonic() < linger_until and not self._receiver.ended:
             self._turn(linger_until - time.monotonic(), woken)
+        for stream in self._streams:
+            stream.finish(self._outbox)
         self._kill_all()
-        self._send(
+        self._outbox.send(
             pack_json(
                 Kind.RESULT,
                 {
@@ -195,113 +154,61 @@ class _Supervisor:
                 },
             )
         )
-        self._connection.setblocking(True)
-        with contextlib.suppress(OSError):
-            self._connection.sendall(self._unsent)
+        self._outbox.finish()
 
     def _start_ranks(self) -> None:
         task = self._task
-        port = _MASTER_PORT if task.emulated else _free_port()
+        port = master_port(task)
         for rank in range(task.n_nodes * task.ranks_per_node):
             node, local_rank = divmod(rank, task.ranks_per_node)
-            if not self._start(rank, node, task.command, self._rank_environment(node, local_rank, port)):
+            environment = rank_environment(task, node, local_rank, port, self._pace_file)
+            if not self._start(rank, node, task.command, environment):
                 return
 
     def _start_mpi(self, launcher: cluster_mpi.Launcher) -> None:
         """Start mpiexec in node 0, and listen to the ranks it will start."""
         task = self._task
         mpi = cluster_mpi.MpiRun(launcher, task.command, self._nodes, task.n_nodes, task.ranks_per_node)
-        environment = mpi.environment() | self._rank_environment(0, 0, _MASTER_PORT if task.emulated else _free_port())
+        environment = mpi.environment() | rank_environment(task, 0, 0, master_port(task), self._pace_file)
         self._mpi = mpi
         if self._start(0, 0, mpi.words, environment):
             self._selector.register(mpi.events, selectors.EVENT_READ)
             for rank, (stdout, stderr) in enumerate(mpi.outputs):
-                running = _Rank(rank, 0)
-                self._listen(running, Kind.STDOUT, os.fdopen(stdout, "rb", buffering=0))
-                self._listen(running, Kind.STDERR, os.fdopen(stderr, "rb", buffering=0))
+                self._listen(rank, Kind.STDOUT, os.fdopen(stdout, "rb", buffering=0))
+                self._listen(rank, Kind.STDERR, os.fdopen(stderr, "rb", buffering=0))
 
     def _start(self, rank: int, node: int, command: list[str], environment: dict[str, str]) -> bool:
         """Start a process in a node; whether that worked."""
         try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=self._entrance(node),  # safe: this process has one thread
-            )
+            process = start_in_node(command, environment, self._nodes[node] if self._task.emulated else None)
         except (OSError, subprocess.SubprocessError) as problem:
             self._status = CANNOT_START
             self._end_ranks(signal.SIGTERM, f"rank {rank} could not be started: {problem}")
             return False
-        running = _Rank(rank, process.pid)
-        self._ranks[process.pid] = running
+        self._ranks[process.pid] = rank
         for kind, pipe in ((Kind.STDOUT, process.stdout), (Kind.STDERR, process.stderr)):
             assert pipe is not None
-            self._listen(running, kind, pipe)
+            self._listen(rank, kind, pipe)
         process.returncode = 0  # reaped by _reap, not by Popen
         return True
 
-    def _listen(self, running: _Rank, kind: Kind, pipe: IO[bytes]) -> None:
-        os.set_blocking(pipe.fileno(), False)
-        self._selector.register(pipe, selectors.EVENT_READ, (running, kind))
-        self._open_pipes += 1
-
-    def _rank_environment(self, node: int, local_rank: int, port: int) -> dict[str, str]:
-        """torchrun's variables, and ours."""
-        task = self._task
-        interface = cluster_network.INTERFACE if task.emulated else "lo"
-        environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | task.environment
-        for name in (pace.RATE_VARIABLE, pace.FILE_VARIABLE):
-            environment.pop(name, None)  # of a cluster this one was started in
-        environment |= {
-            "RANK": str(node * task.ranks_per_node + local_rank),
-            "WORLD_SIZE": str(task.n_nodes * task.ranks_per_node),
-            "LOCAL_RANK": str(local_rank),
-            "LOCAL_WORLD_SIZE": str(task.ranks_per_node),
-            "GROUP_RANK": str(node),
-            "NODE_RANK": str(node),
-            "GROUP_WORLD_SIZE": str(task.n_nodes),
-            "MASTER_ADDR": cluster_network.address_of(0) if task.emulated else "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": interface,
-            "ZCOMM_CLUSTER": "1",
-        }
-        if not task.emulated:
-            environment[pace.RATE_VARIABLE] = str(task.bits_s or "none")
-            environment[pace.FILE_VARIABLE] = f"/proc/{os.getpid()}/fd/{self._pace_fd}"
-        return environment
-
-    def _entrance(self, node: int) -> Any:
-        """What a rank's process does between fork and exec: join its node, and die with this process."""
-        supervisor = os.getpid()
-        keeper = self._nodes[node].keeper_pid if self._task.emulated else None
-        named = bool(self._nodes) and self._nodes[node].host_name is not None
-
-        def enter() -> None:
-            cluster_kernel.die_with_parent(supervisor)
-            if keeper is None:
-                return
-            _enter(keeper, "net", cluster_kernel.CLONE_NEWNET)
-            if named:
-                _enter(keeper, "uts", cluster_kernel.CLONE_NEWUTS)
-
-        return enter
+    def _listen(self, rank: int, kind: Kind, pipe: IO[bytes]) -> None:
+        stream = Stream(rank, kind, pipe)
+        self._streams.add(stream)
+        self._selector.register(pipe, selectors.EVENT_READ, stream)
 
     # -- the loop
 
     def _turn(self, wait_s: float, woken: int) -> None:
         """Wait for one round of events and handle them."""
-        clogged = len(self._unsent) > _MOST_UNSENT
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        clogged = self._outbox.clogged
+        events = selectors.EVENT_READ | (0 if self._outbox.empty else selectors.EVENT_WRITE)
         self._selector.modify(self._connection, events)
         ready = self._selector.select(None if wait_s == float("inf") else max(0.0, wait_s))
         for key, mask in ready:
             if key.fileobj is self._connection:
                 if mask & selectors.EVENT_WRITE:
-                    self._flush()
+                    self._outbox.flush()
                 if mask & selectors.EVENT_READ:
                     self._obey(self._receiver.receive())
             elif key.fileobj == woken:
@@ -312,7 +219,7 @@ class _Supervisor:
             elif self._mpi is not None and key.fileobj == self._mpi.events:
                 self._hear(self._mpi.read_events())
             elif not clogged:
-                self._pass_output(key.fileobj, *key.data)  # type: ignore[arg-type]
+                self._pass_output(key.data)
         if clogged and ready:
             time.sleep(0.005)  # full pipes are ready at once; wait for the command, not for them
         self._reap()
@@ -335,28 +242,19 @@ class _Supervisor:
 
     def _pass_on(self, number: int) -> None:
         """A signal for the program: the first is passed on, a second one kills."""
+        if self._mpi is not None:
+            self._hear(self._mpi.read_events())  # whom to pass it to
         if self._ending:
             self._kill_at = 0.0
             return
         self._passed_on = number
         self._end_ranks(number, "")
 
-    def _pass_output(self, pipe: IO[bytes], rank: _Rank, kind: Kind) -> None:
-        """Send on the whole lines a rank wrote."""
-        try:
-            read = os.read(pipe.fileno(), 1 << 16)
-        except BlockingIOError:
-            return
-        waiting = rank.unfinished[kind]
-        waiting += read
-        end = waiting.rfind(b"\n") + 1 if read and len(waiting) < _LONGEST_LINE else len(waiting)
-        if end:
-            self._send(pack(kind, bytes(waiting[:end]), rank.rank))
-            del waiting[:end]
-        if not read:
-            self._selector.unregister(pipe)
-            pipe.close()
-            self._open_pipes -= 1
+    def _pass_output(self, stream: Stream) -> None:
+        if not stream.pass_on(self._outbox):
+            self._selector.unregister(stream.pipe)
+            stream.pipe.close()
+            self._streams.remove(stream)
 
     def _reap(self) -> None:
         """Collect ended processes: ranks, and orphans that fell to this process."""
@@ -377,7 +275,7 @@ class _Supervisor:
                 if self._mpi_ended == self._task.n_nodes * self._task.ranks_per_node:
                     continue  # how the ranks ended is known, and says more than how mpiexec did
             if status != 0:
-                self._rank_failed(rank.rank, 128 - status if status < 0 else status)
+                self._rank_failed(rank, 128 - status if status < 0 else status)
 
     # -- ending
 
@@ -393,9 +291,9 @@ class _Supervisor:
     def _end_ranks(self, number: int, note: str) -> None:
         """Ask all ranks to end, and set the time when they must have."""
         self._ending = True
-        self._kill_at = time.monotonic() + GRACE_S
+        self._kill_at = time.monotonic() + self._task.grace_s
         if note:
-            self._send(pack_json(Kind.NOTE, note))
+            self._outbox.send(pack_json(Kind.NOTE, note))
         self._signal_ranks(number)
 
     def _signal_ranks(self, number: int) -> None:
@@ -410,65 +308,20 @@ class _Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)  # all of this PID namespace but this process; the kernel waits for them
             return
-        give_up_at = time.monotonic() + GRACE_S
-        while (found := _descendants(os.getpid())) and time.monotonic() < give_up_at:
+        give_up_at = time.monotonic() + _KILL_TIMEOUT_S
+        while (found := descendants(os.getpid())) and time.monotonic() < give_up_at:
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.005)
             self._reap()
 
-    # -- counters and sending
+    # -- counters
 
     def _counters(self) -> list[NodeCounters]:
         if self._pacer is not None:
             return [NodeCounters(node, *self._pacer.counters(node)) for node in range(self._task.n_nodes)]
         return [read_interface(node.keeper_pid, node.index) for node in self._nodes]
-
-    def _send(self, frame: bytes) -> None:
-        self._unsent += frame
-        self._flush()
-
-    def _flush(self) -> None:
-        try:
-            while self._unsent:
-                del self._unsent[: self._connection.send(self._unsent[: 1 << 18])]
-        except BlockingIOError:
-            pass
-        except OSError:  # the command is gone; the end of its stream tells the loop
-            self._unsent.clear()
-
-
-def _enter(pid: int, kind: str, flag: int) -> None:
-    fd = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        cluster_kernel.enter_namespace(fd, flag)
-    finally:
-        os.close(fd)
-
-
-def _descendants(pid: int) -> list[int]:
-    """All processes below pid, by the parents /proc names."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
-                parent = int(stat.read().rpartition(")")[2].split()[1])
-                children.setdefault(parent, []).append(int(entry))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 RECIPES = ("fp32", "bf16", "bf16_two_hop", "int8", "zeropp")
 STEP_BUDGET_S = 9.0  # of counted steps per recipe at the link; the slow ones take fewer steps
 LOG_LINES = 30  # of what the ranks wrote, shown when one fails
-STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)  # exit status of ranks that were told to end
-RANK = (  # Ctrl-C ends a rank at once, also while it still imports torch, and shows in its exit status
+RANK = (  # Ctrl-C ends a rank at once, also while it still imports torch
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); from zcomm.tools import demo_rank; demo_rank.main()"
 )
 
@@ -257,7 +256,7 @@ def start(launch: Launch, options: Options, link: Link, title: str, bars: Progre
         on_output=hear,
         on_note=bars.console.print,
     )
-    if result.exit_status in STOPPED:
+    if result.signal is not None:
         raise KeyboardInterrupt
     if result.exit_status != 0:
         last = "\n".join(log[-LOG_LINES:])

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from zcomm.collectives.choice import is_one_shot
 from zcomm.engines.select import available
+from zcomm.plan import Plan
 from zcomm.tools.perf_measure import FORM_BUDGET_S, WARM_UP_CALLS
 from zcomm.tools.perf_options import Options
-from zcomm.tools.perf_row import Row, Verdict, break_even_words, redop
-from zcomm.tools.perf_truth import ONE_SHOT_ELEMS
+from zcomm.tools.perf_row import UNCOMPRESSED, Row, Verdict, break_even_words, redop
 from zcomm.tools.perf_world import Launcher, World
 from zcomm.topology import Topology
 from zcomm.version import __version__
+from zcomm.wire.registry import codec as parse_codec
 
 # title, unit, width
 COLUMNS = (
@@ -115,9 +117,16 @@ class About:
             found.append(
                 f"the link is paced in user space, which does not slow {self.library}'s own collectives: left out"
             )
-        if min(options.sizes_bytes) <= 4 * ONE_SHOT_ELEMS and "all_reduce" in options.collectives:
-            found.append(f"an all_reduce of up to {ONE_SHOT_ELEMS} elements is one exchange, whatever the hops")
+        found += self._one_exchange() if "all_reduce" in options.collectives else []
         return ["# " + line for line in found]
+
+    def _one_exchange(self) -> list[str]:
+        """Which all-reduces are too short to be done in steps."""
+        plan, smallest = Plan(), min(self.options.sizes_bytes) // 4
+        codecs = [parse_codec(codec) for codec in (*UNCOMPRESSED, *self.options.codecs)]
+        if not any(is_one_shot(plan, codec, smallest, self.topology.size) for codec in codecs):
+            return []
+        return [f"an all_reduce that sends at most {plan.one_shot_bytes} B is one exchange, whatever the hops"]
 
     def _link(self) -> str:
         link = self.options.link

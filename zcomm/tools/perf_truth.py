@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zcomm.collectives.shards import Extent, balanced_shards, shards_of
+from zcomm.collectives.choice import is_one_shot
+from zcomm.collectives.shards import balanced_shards, shards_of
 from zcomm.plan import Plan
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
@@ -23,7 +24,6 @@ SEED = 20
 PIECE_ELEMS = 1 << 16  # made from one seed, so that any part can be made alone
 FLOAT32_ROUNDOFF = 2.0**-24  # half a unit in the last place, of an element
 BFLOAT16_ROUNDOFF = 2.0**-8
-ONE_SHOT_ELEMS = Plan().one_shot_elems  # all-reduces of at most so many are one exchange, whatever the hops
 
 
 class Expected(NamedTuple):
@@ -68,9 +68,9 @@ class Truth:
         self._collective = collective
         self._topology = topology
         size = topology.size
-        self._one_shot = collective == "all_reduce" and n_elems <= ONE_SHOT_ELEMS
+        self._n_elems = n_elems
         shards = balanced_shards(n_elems, size) if collective == "all_reduce" else shards_of((n_elems // size,) * size)
-        start, n = Extent(0, n_elems) if self._one_shot else shards[rank]
+        start, n = shards[rank]
         if collective == "all_gather":
             self.terms = [values(rank, 0, n)]
         else:
@@ -81,7 +81,9 @@ class Truth:
 
     def of_codec(self, codec: Codec, hops: int) -> Expected:
         """What zcomm must return."""
-        two_hops = hops == 2 and not self._one_shot
+        all_reduce = self._collective == "all_reduce"
+        one_shot = all_reduce and is_one_shot(Plan(), codec, self._n_elems, self._topology.size)
+        two_hops = hops == 2 and not one_shot
         ordered = self._ordered(two_hops) if str(codec) == "raw" else None
         if self._collective == "all_gather":
             return Expected(self.exact, codec.error_bound(self.terms[0]), ordered)
@@ -97,7 +99,7 @@ class Truth:
         else:
             bound = summed([one.coded for one in sums])
             bound += rounding(FLOAT32_ROUNDOFF, len(self.terms) - 1) * summed([one.magnitude for one in sums])
-        if self._collective == "all_reduce" and not self._one_shot:
+        if all_reduce and not one_shot:
             bound = bound + codec.error_bound(_largest(self.exact, bound))
         return Expected(self.exact, bound, ordered)
 
