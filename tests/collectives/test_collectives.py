@@ -5,42 +5,15 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
+from placements import run
 
 import zcomm
-from zcomm import Communicator, Plan, Topology, local
+from zcomm import Communicator, Topology, local
 from zcomm.buffers import DType
 from zcomm.collectives import settle
 
-FLAT = {f"{size} flat": (Topology(nodes=1, ranks_per_node=size), False) for size in (2, 3, 4)}
-TWO_HOPS = {
-    "2x2": (Topology(nodes=2, ranks_per_node=2), True),
-    "2x2 round robin": (Topology(node_of_rank=(0, 1, 0, 1)), True),
-    "3x2": (Topology(nodes=3, ranks_per_node=2), True),
-    "2x4": (Topology(nodes=2, ranks_per_node=4), True),
-    "2+1": (Topology(node_of_rank=(0, 0, 1)), True),
-    "1+3": (Topology(node_of_rank=(0, 1, 1, 1)), True),
-    "3+1+2": (Topology(node_of_rank=(0, 1, 0, 2, 0, 2)), True),
-}
-PLACEMENTS = {**FLAT, **TWO_HOPS}
 CODECS = ["raw", "fp16", "int8", "int4", "int3:64"]
 SIZES = [0, 1, 7, 129, 2305, 70_001]
-
-
-@pytest.fixture(params=PLACEMENTS, scope="module")
-def placement(request: pytest.FixtureRequest) -> tuple[Topology, bool]:
-    return PLACEMENTS[request.param]
-
-
-def run(placement: tuple[Topology, bool], program, **settings):
-    """The program's results on every rank of the placement, called with a communicator."""
-    topology, two_hops = placement
-    plan = Plan(**{"hierarchical": two_hops, "one_shot_elems": 0, **settings})
-
-    def main(transport):
-        with Communicator(transport, plan, topology) as comm:
-            return program(comm)
-
-    return local.run(topology.size, main)
 
 
 def resolved(name: str, dtype: np.dtype):
@@ -220,51 +193,6 @@ def test_one_rank_gets_its_own_values_back(op):
     assert gathered.tobytes() == x.tobytes()
 
 
-def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
-    topology, two_hops = placement
-    rounds = 12
-    inputs = [
-        [oracle.values(100 * i + rank, 500 + 37 * i, np.dtype(np.float32)) for i in range(rounds)]
-        for rank in range(topology.size)
-    ]
-
-    def program(comm):
-        xs = [x.copy() for x in inputs[comm.rank]]
-        works = [comm.all_reduce(x, "sum", "int8", async_op=True) for x in xs]
-        synchronous = inputs[comm.rank][0].copy()
-        comm.all_reduce(synchronous, "sum", "int8")  # behind the others, in order
-        for work in reversed(works):
-            assert work.wait() is True
-            assert work.is_completed()
-        assert synchronous.tobytes() == xs[0].tobytes()
-        return xs
-
-    results = run(placement, program)
-
-    codec = zcomm.codec("int8")
-    for i in range(rounds):
-        everyones = [inputs[rank][i] for rank in range(topology.size)]
-        expected = oracle.all_reduce(codec, codec, everyones, topology if two_hops else None, "SUM")
-        for xs in results:
-            assert xs[i].tobytes() == expected.tobytes()
-
-
-def test_a_dropped_work_still_finishes():
-    def program(comm):
-        dropped = [np.arange(1000, dtype=np.float32) * (comm.rank + 1 + i) for i in range(20)]
-        for x in dropped:
-            comm.all_reduce(x, "sum", "raw", async_op=True)
-        behind = np.arange(1000, dtype=np.float32)
-        comm.all_reduce(behind, "sum", "raw")  # done after those before it
-        return dropped
-
-    results = run((Topology(nodes=2, ranks_per_node=2), True), program)
-
-    for dropped in results:
-        for i, x in enumerate(dropped):
-            assert x.tobytes() == (np.arange(1000, dtype=np.float32) * (10 + 4 * i)).tobytes()
-
-
 def test_strided_arrays_and_any_number_of_dimensions():
     base = [oracle.values(rank, 4 * 6 * 10, np.dtype(np.float32)).reshape(4, 6, 10) for rank in range(2)]
 
@@ -342,136 +270,14 @@ def test_small_all_reduces_are_done_in_one_exchange_with_one_quantization(placem
         comm.all_reduce(x, "avg", name)
         return x
 
-    results = run(placement, program, one_shot_elems=4096)
-
     codec = zcomm.codec(name)
+    results = run(placement, program, one_shot_bytes=codec.nbytes(4096) * (topology.size - 1))
     if n_elems <= 4096:
         expected = oracle.one_shot_all_reduce(codec, inputs, "AVG")
     else:
         expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "AVG")
     for result in results:
         assert result.tobytes() == expected.tobytes()
-
-
-# -- uneven shards, and what falls out of them ------------------------------------------------------------------------
-
-
-def uneven(size: int) -> list[int]:
-    """Elements of each rank's shard: some none, some many."""
-    return [(0, 5000, 1, 129, 0, 3000, 17, 256)[rank % 8] for rank in range(size)]
-
-
-@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
-@pytest.mark.parametrize("chunk_elems", [2000, 1 << 20])
-def test_uneven_shards_are_gathered_and_reduced(placement, name, chunk_elems):
-    topology, two_hops = placement
-    counts = uneven(topology.size)
-    starts = np.cumsum([0, *counts])
-    whole = [oracle.values(rank, sum(counts), np.dtype(np.float32)) for rank in range(topology.size)]
-
-    def program(comm):
-        own = slice(starts[comm.rank], starts[comm.rank + 1])
-        gathered = np.full(sum(counts), np.nan, np.float32)
-        comm.all_gather_single(gathered, whole[comm.rank][own].copy(), counts=counts)
-        reduced = np.full(counts[comm.rank], np.nan, np.float32)
-        comm.reduce_scatter_single(reduced, whole[comm.rank], "avg", counts=counts)
-        return gathered, reduced
-
-    results = run(placement, program, codec=name, chunk_elems=chunk_elems)
-
-    codec = zcomm.codec(name)
-    shards = [whole[rank][starts[rank] : starts[rank + 1]] for rank in range(topology.size)]
-    gathered = oracle.all_gather(codec, shards)
-    for rank, (everything, reduced) in enumerate(results):
-        assert everything.tobytes() == gathered.tobytes()
-        parts = [x[starts[rank] : starts[rank + 1]] for x in whole]
-        wanted = oracle.reduced_shard(codec, codec, parts, topology if two_hops else None, "AVG", 1.0)
-        assert reduced.tobytes() == wanted.tobytes()
-
-
-@pytest.mark.parametrize("name", ["raw", "int8"])
-def test_broadcast_gives_every_rank_what_the_bytes_say(placement, name):
-    topology, _ = placement
-    root = topology.size - 1
-    inputs = [oracle.values(rank, 3001, np.dtype(np.float32)) for rank in range(topology.size)]
-
-    def program(comm):
-        x = inputs[comm.rank].copy()
-        comm.broadcast(x, root)
-        return x
-
-    results = run(placement, program, codec=name)
-
-    expected = oracle.through(zcomm.codec(name), inputs[root])
-    for result in results:
-        assert result.tobytes() == expected.tobytes()
-
-
-@pytest.mark.parametrize("name", ["raw", "int8"])
-def test_reduce_gives_the_sum_to_one_rank_and_leaves_the_others_theirs(placement, name):
-    topology, two_hops = placement
-    inputs = [oracle.values(rank, 3001, np.dtype(np.float32)) for rank in range(topology.size)]
-
-    def program(comm):
-        x = inputs[comm.rank].copy()
-        comm.reduce(x, 1, "sum")
-        return x
-
-    results = run(placement, program, codec=name)
-
-    codec = zcomm.codec(name)
-    wanted = oracle.reduced_shard(codec, codec, inputs, topology if two_hops else None, "SUM", 1.0)
-    for rank, result in enumerate(results):
-        assert result.tobytes() == (wanted if rank == 1 else inputs[rank]).tobytes()
-
-
-@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
-@pytest.mark.parametrize("even", [True, False])
-def test_all_to_all_takes_every_part_where_it_belongs(placement, name, even):
-    topology, _ = placement
-    size = topology.size
-    counts = [[100 if even else (rank * 37 + peer * 101) % 300 for peer in range(size)] for rank in range(size)]
-    inputs = [oracle.values(rank, sum(counts[rank]), np.dtype(np.float32)) for rank in range(size)]
-
-    def program(comm):
-        receives = [counts[peer][comm.rank] for peer in range(size)]
-        out = np.full(sum(receives), np.nan, np.float32)
-        splits = (None, None) if even else (receives, counts[comm.rank])
-        comm.all_to_all_single(out, inputs[comm.rank], *splits)
-        return out
-
-    results = run(placement, program, codec=name)
-
-    codec = zcomm.codec(name)
-    parts = [np.split(inputs[rank], np.cumsum(counts[rank])[:-1]) for rank in range(size)]
-    for rank, result in enumerate(results):
-        expected = np.concatenate([oracle.through(codec, parts[peer][rank]) for peer in range(size)])
-        assert result.tobytes() == expected.tobytes()
-
-
-def test_counts_and_roots_that_make_no_sense_are_refused():
-    x = np.ones(10, np.float32)
-
-    def program(comm):
-        told = []
-        for call in (
-            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[10]),
-            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[-1, 11]),
-            lambda: comm.all_gather_single(np.empty(10, np.float32), x, counts=[3, 7]),
-            lambda: comm.reduce_scatter_single(np.empty(4, np.float32), x, counts=[4, 4]),
-            lambda: comm.all_to_all_single(x.copy(), np.ones(9, np.float32)),
-            lambda: comm.all_to_all_single(x.copy(), x, [5, 5], [9, 9]),
-            lambda: comm.broadcast(x.copy(), 2),
-            lambda: comm.reduce(x.copy(), -1),
-        ):
-            with pytest.raises((zcomm.errors.BufferError, zcomm.errors.GroupError)) as caught:
-                call()
-            told.append(str(caught.value))
-        return told
-
-    told = run((Topology(nodes=1, ranks_per_node=2), False), program)
-
-    assert "expected 0 to 1" in told[0][6]
 
 
 def test_the_number_of_chunks_is_bounded_whatever_the_plan_says():
@@ -486,41 +292,3 @@ def test_the_number_of_chunks_is_bounded_whatever_the_plan_says():
 
     for result in run((Topology(nodes=1, ranks_per_node=2), False), program, chunk_elems=1):
         assert result.tobytes() == (x[0] + x[1]).tobytes()
-
-
-def test_two_communicators_over_one_transport_close_apart():
-    def program(transport):
-        first, second = Communicator(transport, "raw"), Communicator(transport, "raw")
-        x = np.arange(10, dtype=np.float32)
-        first.close()
-        second.all_reduce(x)
-        return x
-
-    for x in local.run(2, program):
-        assert x.tolist() == [2.0 * i for i in range(10)]
-
-
-def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
-    def program(comm):
-        told, works = [], []
-        x, y = np.arange(10, dtype=np.float32), np.arange(5, dtype=np.float32)
-
-        def after(_):
-            try:
-                comm.all_reduce(y.copy(), "sum", "raw")
-            except zcomm.errors.GroupError as error:
-                told.append(str(error))
-            works.append(comm.all_reduce(y, "sum", "raw", async_op=True))
-            raise ZeroDivisionError("a callback's fault stays its own")
-
-        work = comm.all_reduce(x, "sum", "raw", async_op=True)
-        work.add_done_callback(after)
-        work.wait()
-        while not works:
-            pass
-        works[0].wait()
-        return told, y
-
-    for told, y in run((Topology(nodes=1, ranks_per_node=2), False), program):
-        assert "async_op=True" in told[0] or told == []  # [] where the work was complete before the callback was added
-        assert y.tolist() == [2.0 * i for i in range(5)]

@@ -196,7 +196,7 @@ class Conductor:
         """Raise MismatchError, on every rank, unless all ranks are making this same call."""
         if not self._is_new(fingerprint):
             return
-        counts = request.shared
+        counts = () if request.counts_differ else request.counts
         equal = len(set(counts)) == 1
         card = {
             "call number": str(number),

@@ -1,0 +1,188 @@
+"""All-to-all in one hop and in two: every part where it belongs, the same bits either way, fewer messages across."""
+
+from __future__ import annotations
+
+import collections
+import threading
+
+import numpy as np
+import oracle
+import pytest
+from placements import PLACEMENTS, TWO_HOPS, run
+
+import zcomm
+from zcomm import Communicator, Plan, Topology, local
+from zcomm.collectives.all_to_all import MOST_CHUNKS
+
+FLOAT32 = np.dtype(np.float32)
+WORLDS = {
+    **PLACEMENTS,
+    "1": (Topology(nodes=1, ranks_per_node=1), True),
+    "2x4 round robin": (Topology(node_of_rank=(0, 1) * 4), True),
+    "5+1+2": (Topology(node_of_rank=(0, 0, 0, 1, 0, 2, 2, 0)), True),
+}
+
+
+def counts_of(size: int, call: int) -> np.ndarray:
+    """(size, size) elements that each rank sends to each; others in every call, some none."""
+    if call == 0:
+        return np.full((size, size), 100)
+    rank, peer = np.indices((size, size))
+    return (rank * 37 + peer * 101 * call) % (300 + 1000 * call) * ((rank + 2 * peer + call) % 5 > 0)
+
+
+def inputs_of(counts: np.ndarray) -> list[np.ndarray]:
+    return [oracle.values(rank, int(row.sum()), FLOAT32) for rank, row in enumerate(counts)]
+
+
+def expected(counts: np.ndarray, rank: int, codec_from) -> np.ndarray:
+    """What comes to a rank: each part as its bytes decode, by codec_from(sender)."""
+    inputs, starts = inputs_of(counts), np.cumsum(np.pad(counts, ((0, 0), (1, 0))), axis=1)
+    parts = [
+        oracle.through(codec_from(peer), inputs[peer][starts[peer, rank] : starts[peer, rank + 1]])
+        for peer in range(len(counts))
+    ]
+    return np.concatenate(parts)
+
+
+def send_all(comm, counts: np.ndarray, async_op: bool = False):
+    """The output, and the work if there is one."""
+    receives = counts[:, comm.rank].tolist()
+    out = np.full(sum(receives), np.nan, np.float32)
+    sends = counts[comm.rank].tolist()
+    splits = (None, None) if (counts == 100).all() else (receives, sends)
+    return out, comm.all_to_all_single(out, inputs_of(counts)[comm.rank], *splits, async_op=async_op)
+
+
+@pytest.mark.parametrize("name", ["raw", "int8", "int4:64"])
+@pytest.mark.parametrize("chunk_elems", [1, 1 << 20])
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_part_comes_where_it_belongs_in_either_form(world, name, chunk_elems):
+    topology, _ = WORLDS[world]
+    tables = [counts_of(topology.size, call) for call in range(4)]
+    codec = zcomm.codec("raw" if topology.size == 1 else name)
+
+    def program(comm):
+        return [send_all(comm, counts)[0] for counts in tables]
+
+    for two_hops in (True, False):
+        results = run((topology, two_hops), program, codec=name, chunk_elems=chunk_elems)
+
+        for rank, outs in enumerate(results):
+            for counts, out in zip(tables, outs, strict=True):
+                assert out.tobytes() == expected(counts, rank, lambda _: codec).tobytes()
+
+
+@pytest.mark.parametrize("world", TWO_HOPS)
+def test_parts_inside_a_node_travel_in_its_codec_and_are_quantized_once(world):
+    topology, _ = TWO_HOPS[world]
+    counts = counts_of(topology.size, 2)
+
+    results = run((topology, True), lambda comm: send_all(comm, counts)[0], codec="int4", intra_codec="raw")
+
+    node = topology.node_of_rank
+    for rank, out in enumerate(results):
+        wanted = expected(
+            counts, rank, lambda peer, rank=rank: zcomm.codec("raw" if node[peer] == node[rank] else "int4")
+        )
+        assert out.tobytes() == wanted.tobytes()
+
+
+def test_a_long_part_is_cut_into_a_bounded_number_of_chunks():
+    counts = np.array([[0, 5000, 3, 70_001], [1, 0, 0, 0], [0, 0, 9000, 0], [12_345, 0, 0, 256]])
+    topology = Topology(nodes=2, ranks_per_node=2)
+
+    def program(comm):
+        out = send_all(comm, counts)[0]
+        (settled,) = comm._conductor._settler._kept.values()
+        return out, len(settled.schedule.chunks)
+
+    results = run((topology, True), program, codec="int4", chunk_elems=1)
+
+    for rank, (out, chunks) in enumerate(results):
+        assert chunks <= MOST_CHUNKS
+        assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("int4")).tobytes()
+    assert max(chunks for _, chunks in results) > 8
+    assert len({chunks for _, chunks in results}) == 2  # ranks of a node have as many, nodes may differ
+
+
+def test_asynchronous_calls_keep_their_order_with_other_collectives():
+    topology = Topology(node_of_rank=(0, 1, 0, 1, 1))
+    tables = [counts_of(5, call) for call in range(1, 7)]
+
+    def program(comm):
+        works, outs, sums = [], [], []
+        for counts in tables:
+            out, work = send_all(comm, counts, async_op=True)
+            total = np.full(50, comm.rank + 1, np.float32)
+            works += [work, comm.all_reduce(total, async_op=True)]
+            outs.append(out)
+            sums.append(total)
+        for work in reversed(works):
+            work.wait()
+        return outs, sums
+
+    for rank, (outs, sums) in enumerate(run((topology, True), program, codec="raw")):
+        for counts, out in zip(tables, outs, strict=True):
+            assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("raw")).tobytes()
+        assert all((total == 15).all() for total in sums)
+
+
+def messages(topology: Topology, two_hops: bool, counts: np.ndarray, **settings):
+    """Messages and bytes between nodes of one call that is not compared; the ranks' stats."""
+    sent: collections.Counter[str] = collections.Counter()
+    lock = threading.Lock()
+
+    def main(transport):
+        comm = Communicator(transport, Plan(hierarchical=two_hops, check="never", **settings), topology)
+        before, opened = transport.wire_bytes_sent, transport.open
+
+        def count(outgoing, incoming, tag, timeout_s):
+            across = [
+                parcel.payload.nbytes
+                for parcel in outgoing
+                if topology.node_of_rank[parcel.peer] != topology.node_of_rank[transport.rank]
+            ]
+            with lock:
+                sent.update(messages=len(across), nbytes=sum(across))
+            return opened(outgoing, incoming, tag, timeout_s)
+
+        transport.open = count
+        send_all(comm, counts)
+        stats = comm.stats()["all_to_all"]
+        assert stats.wire_bytes == transport.wire_bytes_sent - before
+        return stats
+
+    return sent, local.run(topology.size, main)
+
+
+@pytest.mark.parametrize("world", TWO_HOPS)
+def test_two_hops_send_fewer_messages_across_with_the_same_bytes(world):
+    topology, _ = TWO_HOPS[world]
+    counts = np.full((topology.size, topology.size), 100)
+    nodes = [len(ranks) for ranks in topology.ranks_of_node]
+
+    flat, _ = messages(topology, False, counts, codec="int8")
+    two_hops, stats = messages(topology, True, counts, codec="int8")
+
+    part = zcomm.codec("int8").nbytes(100)
+    pairs = topology.size**2 - sum(n * n for n in nodes)
+    assert flat == {"messages": pairs, "nbytes": pairs * part}
+    assert two_hops == {"messages": topology.size * (len(nodes) - 1), "nbytes": pairs * part}
+    assert two_hops["messages"] < flat["messages"]
+    assert sum(each.wire_bytes_inter for each in stats) == pairs * part
+
+
+def test_splits_that_do_not_match_are_named_on_every_rank():
+    def program(comm):
+        sends, receives = [10] * 4, [10] * 4
+        if comm.rank == 2:
+            sends = [10, 9, 10, 10]
+        with pytest.raises(zcomm.errors.MismatchError) as caught:
+            comm.all_to_all_single(np.empty(40, np.float32), np.ones(sum(sends), np.float32), receives, sends)
+        return str(caught.value)
+
+    told = run((Topology(nodes=2, ranks_per_node=2), True), program)
+
+    assert told.count(told[0]) == 4
+    assert "rank 2 sends 9 elements to rank 1, which expects 10" in told[0]

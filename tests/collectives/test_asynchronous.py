@@ -1,0 +1,93 @@
+"""Calls under way: by the dozen, in any order, dropped, from callbacks; communicators side by side."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracle
+from placements import run
+
+import zcomm
+from zcomm import Communicator, Topology, local
+
+
+def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
+    topology, two_hops = placement
+    rounds = 12
+    inputs = [
+        [oracle.values(100 * i + rank, 500 + 37 * i, np.dtype(np.float32)) for i in range(rounds)]
+        for rank in range(topology.size)
+    ]
+
+    def program(comm):
+        xs = [x.copy() for x in inputs[comm.rank]]
+        works = [comm.all_reduce(x, "sum", "int8", async_op=True) for x in xs]
+        synchronous = inputs[comm.rank][0].copy()
+        comm.all_reduce(synchronous, "sum", "int8")  # behind the others, in order
+        for work in reversed(works):
+            assert work.wait() is True
+            assert work.is_completed()
+        assert synchronous.tobytes() == xs[0].tobytes()
+        return xs
+
+    results = run(placement, program)
+
+    codec = zcomm.codec("int8")
+    for i in range(rounds):
+        everyones = [inputs[rank][i] for rank in range(topology.size)]
+        expected = oracle.all_reduce(codec, codec, everyones, topology if two_hops else None, "SUM")
+        for xs in results:
+            assert xs[i].tobytes() == expected.tobytes()
+
+
+def test_a_dropped_work_still_finishes():
+    def program(comm):
+        dropped = [np.arange(1000, dtype=np.float32) * (comm.rank + 1 + i) for i in range(20)]
+        for x in dropped:
+            comm.all_reduce(x, "sum", "raw", async_op=True)
+        behind = np.arange(1000, dtype=np.float32)
+        comm.all_reduce(behind, "sum", "raw")  # done after those before it
+        return dropped
+
+    results = run((Topology(nodes=2, ranks_per_node=2), True), program)
+
+    for dropped in results:
+        for i, x in enumerate(dropped):
+            assert x.tobytes() == (np.arange(1000, dtype=np.float32) * (10 + 4 * i)).tobytes()
+
+
+def test_two_communicators_over_one_transport_close_apart():
+    def program(transport):
+        first, second = Communicator(transport, "raw"), Communicator(transport, "raw")
+        x = np.arange(10, dtype=np.float32)
+        first.close()
+        second.all_reduce(x)
+        return x
+
+    for x in local.run(2, program):
+        assert x.tolist() == [2.0 * i for i in range(10)]
+
+
+def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
+    def program(comm):
+        told, works = [], []
+        x, y = np.arange(10, dtype=np.float32), np.arange(5, dtype=np.float32)
+
+        def after(_):
+            try:
+                comm.all_reduce(y.copy(), "sum", "raw")
+            except zcomm.errors.GroupError as error:
+                told.append(str(error))
+            works.append(comm.all_reduce(y, "sum", "raw", async_op=True))
+            raise ZeroDivisionError("a callback's fault stays its own")
+
+        work = comm.all_reduce(x, "sum", "raw", async_op=True)
+        work.add_done_callback(after)
+        work.wait()
+        while not works:
+            pass
+        works[0].wait()
+        return told, y
+
+    for told, y in run((Topology(nodes=1, ranks_per_node=2), False), program):
+        assert "async_op=True" in told[0] or told == []  # [] where the work was complete before the callback was added
+        assert y.tolist() == [2.0 * i for i in range(5)]
