@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from zcomm.errors import BufferError
+from zcomm.streams import copy_on_device, is_torch
 
 
 class DType(enum.IntEnum):
@@ -97,11 +98,13 @@ def copy_back(result: Any, array: Any) -> None:
 
 
 def copy_memory(source: Span, target: Span) -> None:
-    """Copy source's elements to target, which has as many of the same dtype."""
-    if source.device != "cpu":
-        raise BufferError(f"copying within {source.device} needs the cuda engine, which this version does not have")
-    if source.address != target.address:
+    """Copy source's elements to target, which has as many of the same dtype; on a GPU in its current stream's order."""
+    if source.address == target.address:
+        return
+    if source.device == "cpu":
         ctypes.memmove(target.address, source.address, source.nbytes)
+    else:
+        copy_on_device(source.address, target.address, source.nbytes, source.device, is_torch(target.owner))
 
 
 def overlap(a: Span, b: Span) -> bool:

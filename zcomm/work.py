@@ -13,22 +13,43 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Protocol
 
 from zcomm.errors import GroupError, PeerTimeout
+from zcomm.graphs import outside_graphs
 
 EXIT_GRACE_S = 10.0  # that the end of the program waits for works in flight
 
 
+class Gate(Protocol):
+    """The end of a call that a GPU may still be busy with (streams.py)."""
+
+    def lead(self) -> None:
+        """Let what the caller queues from now on wait for the call."""
+        ...
+
+    def passed(self) -> bool:
+        """Whether the GPU is done with the call."""
+        ...
+
+    def settle(self, timeout_s: float | None) -> None:
+        """Let the host wait for the call. Raises PeerTimeout if timeout_s passes first."""
+        ...
+
+
+@outside_graphs
 class Work:
     """A call that may still be running. Safe to wait for from any thread, any number of times, in any order."""
 
-    __slots__ = ("_call", "_callbacks", "_done", "_error", "_lock")
+    __slots__ = ("_call", "_callbacks", "_done", "_error", "_gate", "_lock")
 
     def __init__(
         self,
-        call: Callable[[], None] | None,  # what is left to do; None if it is done already
+        call: Callable[[], Gate | None] | None,  # what is left to do; None if it is done, or queued, already
+        gate: Gate | None = None,  # of a call that is queued already
     ) -> None:
         self._call = call
+        self._gate = gate
         self._error: BaseException | None = None
         self._done = call is None
         self._callbacks: list[Callable[[Work], None]] = []
@@ -37,6 +58,7 @@ class Work:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until the result is there; raise what the call raised. True, as torch's wait returns.
 
+        On a GPU not the host waits for the result but the caller's current stream, unless timeout_s is given.
         Raises PeerTimeout if timeout_s passes first; the call goes on and may be waited for again.
         """
         if not self._done:
@@ -47,11 +69,15 @@ class Work:
                     )
         if self._error is not None:
             raise self._error
+        if self._gate is not None:
+            if timeout_s is not None:
+                self._gate.settle(timeout_s)
+            self._gate.lead()
         return True
 
     def is_completed(self) -> bool:
         """Whether wait would return or raise at once."""
-        return self._done
+        return self._done and (self._gate is None or self._gate.passed())
 
     def exception(self) -> BaseException | None:
         """What the call raised, once it is complete."""
@@ -71,7 +97,7 @@ class Work:
         if call is None:
             return
         try:
-            call()
+            self._gate = call()
         except BaseException as error:
             self._error = error
         del call  # lets go of the arrays

@@ -11,7 +11,8 @@ from impatience import AMPLE_S
 from zcomm.errors import GroupError, PeerTimeout, TransportError
 from zcomm.transports import local
 from zcomm.transports.open import open_transport
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel, Transport
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR
+from zcomm.transports.transport import Parcel, Transport
 
 
 def filled(transport, nbytes: int, seed: int):
@@ -27,7 +28,7 @@ def view(transport, memory) -> np.ndarray:
 
 def check_all_to_all(transport) -> None:
     assert isinstance(transport, Transport)
-    for tag, nbytes in enumerate([1, 16, 1000, 300_000], start=transport.new_tags()):
+    for tag, nbytes in enumerate([1, 16, 1000, 300_000], start=transport.tags.take()):
         peers = [rank for rank in range(transport.size) if rank != transport.rank]
         before = transport.wire_bytes_sent
         out = {peer: filled(transport, nbytes, 100 * transport.rank + peer) for peer in peers}
@@ -47,7 +48,7 @@ def check_all_to_all(transport) -> None:
 def check_many_tags_sent_backwards(transport) -> None:
     following = (transport.rank + 1) % transport.size
     preceding = (transport.rank - 1) % transport.size
-    first = transport.new_tags()
+    first = transport.tags.take()
     exchanges, into = [], []
     for number in range(20):
         into.append(transport.empty(50_000))
@@ -76,7 +77,7 @@ def check_slices(transport) -> None:
 
 
 def check_tag_ranges(transport) -> None:
-    first, second = transport.new_tags(), transport.new_tags()
+    first, second = transport.tags.take(), transport.tags.take()
     assert abs(second - first) >= TAGS_PER_COMMUNICATOR
 
 

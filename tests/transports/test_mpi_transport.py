@@ -11,7 +11,8 @@ from test_contract import CHECKS, check_all_to_all, check_many_tags_sent_backwar
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
 from zcomm.transports.mpi_launcher import check_launcher
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR
+from zcomm.transports.transport import Parcel
 
 
 def transport_of(size: int):
@@ -86,7 +87,7 @@ def with_small_tags(check) -> None:
     transport = transport_of(4)
     transport.tag_bits = 15  # MPI's least: 32767
     check(transport)
-    first = transport.new_tags()
+    first = transport.tags.take()
     steps = [first + (step << 10) + 1023 for step in range(1 << 14)]
     folded = [transport.fold(tag, 1000) for tag in steps]
     assert len(set(folded)) == len(folded)
@@ -97,7 +98,7 @@ def with_small_tags(check) -> None:
 def numbered_in_the_upper_bits(transport) -> None:
     """As check_many_tags_sent_backwards, with tags as communicators take them."""
     following, preceding = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
-    first = transport.new_tags()
+    first = transport.tags.take()
     into = [transport.empty(50 + number) for number in range(20)]
     exchanges = [
         transport.open(
@@ -142,7 +143,7 @@ def beside_the_program_s_own_messages() -> None:
     peer = transport.rank ^ 1
     mine = np.full(1000, 255, np.uint8)
     theirs = np.empty_like(mine)
-    tag = transport.new_tags()
+    tag = transport.tags.take()
     sent = MPI.COMM_WORLD.Isend(mine, peer, tag)  # the same peer, tag and size as zcomm's below
     over_mpi_tag(transport, tag)
     MPI.COMM_WORLD.Recv(theirs, peer, tag)

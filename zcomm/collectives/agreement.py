@@ -7,15 +7,17 @@ see the same cards, so all come to the same verdict: none goes on alone, none wa
 from __future__ import annotations
 
 import collections
-import ctypes
 import itertools
 import json
 import zlib
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
 
 import numpy as np
 
-from zcomm.errors import EngineError, MismatchError
+from zcomm.errors import GroupError, MismatchError
 from zcomm.plan import Plan
 from zcomm.topology import Topology, node_label
 from zcomm.transports.transport import Parcel, Transport
@@ -27,24 +29,40 @@ _LONGEST_VALUE = 200  # characters; longer ones are compared by their checksum
 Card = dict[str, str]
 
 
+class Agreement(NamedTuple):
+    """What the ranks of a new communicator have settled."""
+
+    topology: Topology
+    first_tag: int  # of the communicator's range
+
+
 def agree_on_settings(
     transport: Transport,
     plan: Plan,
     topology: Topology | None,  # None: to be detected
-    tag: int,
-) -> Topology:
-    """Compare version, plan and topology of all ranks; settle the topology. Raises MismatchError, on every rank."""
-    if transport.size == 1:
-        return topology or Topology(nodes=1, ranks_per_node=1)
+) -> Agreement:
+    """Compare version, plan and topology of all ranks; settle the topology, and which tags the communicator has.
+
+    Raises MismatchError or, where no tags are left, GroupError, on every rank.
+    """
     own = {
         "version": __version__,
         "plan": repr(plan),
         "topology": str(topology.node_of_rank) if topology else "detected",
         "node": node_label(),
+        "tags": hex(transport.tags.taken()),
     }
-    cards = exchange(transport, own, tag, plan.timeout_s)
-    compare(cards, ("version", "plan", "topology"), transport.group_name)
-    return topology or Topology.of_labels([card["node"] for card in cards])
+    cards = [own]
+    if transport.size > 1:
+        cards = exchange(transport, own, transport.tags.meeting(), plan.timeout_s)
+        compare(cards, ("version", "plan", "topology"), transport.group_name)
+    first_tag = transport.tags.take(reduce(or_, (int(card["tags"], 16) for card in cards)))
+    if first_tag is None:
+        raise GroupError(
+            f"{transport.group_name} has tags for {transport.tags.count} communicators, and all are taken: "
+            "close() those that are not needed, on every rank"
+        )
+    return Agreement(topology or Topology.of_labels([card["node"] for card in cards]), first_tag)
 
 
 def exchange(
@@ -70,22 +88,22 @@ def swap(
     tag: int,
     timeout_s: float | None,
 ) -> np.ndarray:  # (len(ranks), n)
-    """Send a few numbers to each of the ranks; everybody's, in the order of ranks."""
-    if transport.device != "cpu":
-        raise EngineError(f"comparing calls over {transport.device} needs the cuda engine, which is not used yet")
+    """Send a few numbers to each of the ranks; everybody's, in the order of ranks.
+
+    Between hosts where the group has a way, else as payloads travel. The host waits either way.
+    """
+    transport = transport.host
     memory = transport.empty(own.nbytes * len(ranks))
     places = {rank: memory[at * own.nbytes : (at + 1) * own.nbytes] for at, rank in enumerate(ranks)}
-    whole = (ctypes.c_uint8 * (own.nbytes * len(ranks))).from_address(transport.address(memory))
-    rows = np.ctypeslib.as_array(whole).view(own.dtype).reshape(len(ranks), -1)
-    rows[list(places).index(transport.rank)] = own
     own_place = places.pop(transport.rank)
+    transport.write(own_place, own.tobytes())
     step = transport.open(
         [Parcel(peer, own_place) for peer in places], [Parcel(*each) for each in places.items()], tag, timeout_s
     )
     step.start()
     step.wait()
     step.close()
-    return rows.copy()
+    return np.frombuffer(transport.read(memory, timeout_s), own.dtype).reshape(len(ranks), -1)
 
 
 def compare(

@@ -17,6 +17,7 @@ from zcomm.collectives.point_to_point import PointToPoint
 from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, TopologyError
+from zcomm.graphs import outside_graphs
 from zcomm.plan import Plan, plan_of
 from zcomm.reduce_op import ReduceOp, reduce_op
 from zcomm.topology import Topology
@@ -26,6 +27,7 @@ from zcomm.wire.registry import codec as parse_codec
 from zcomm.work import Work
 
 
+@outside_graphs
 class Communicator:
     """Collectives over the ranks of one group.
 
@@ -38,9 +40,10 @@ class Communicator:
         group: Any = None,  # a torch ProcessGroup or 1-D DeviceMesh, a zcomm transport; None: torch's default group
         plan: Plan | Codec | str = Plan(),  # noqa: B008 - a frozen value
         topology: Topology | None = None,  # None: the launcher's node numbers and the host names tell
+        device: str | None = None,  # where arrays will be: "cpu", "cuda:0"; None: where the group moves bytes
     ) -> None:
         self.plan = plan_of(plan)
-        self._transport = open_transport(group)
+        self._transport = open_transport(group, device)
         self._owns_transport = self._transport is not group
         self.rank = self._transport.rank
         self.size = self._transport.size
@@ -66,7 +69,7 @@ class Communicator:
         """Sum or average tensor over all ranks, in place; bit-identical everywhere.
 
         Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps); once
-        for small tensors (Plan.one_shot_elems).
+        for small tensors (Plan.one_shot_bytes).
         """
         arguments, operator = self._arguments, reduce_op(op)
         if output is None:

@@ -30,14 +30,16 @@ from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.select import engine_for
-from zcomm.errors import GroupError
+from zcomm.errors import GroupError, UnsupportedError
 from zcomm.plan import Check, Plan
 from zcomm.reduce_op import ReduceOp
+from zcomm.streams import lane_for
 from zcomm.topology import Topology
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Transport
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR
+from zcomm.transports.transport import Transport
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
-from zcomm.work import Work, Worker
+from zcomm.work import Gate, Work, Worker
 
 FINGERPRINT_BITS = 10  # of a tag; the chance that two different calls are not told apart is 2^-10
 _KEPT_AGREEMENTS = 4096
@@ -52,20 +54,21 @@ class Conductor:
         self.transport = transport
         self.plan = plan
         self.stats: Stats = {}
+        self.lane = lane_for(transport.device)
         self.scratch = ScratchPool(transport, plan.scratch_bytes)
         self._worker = Worker(f"zcomm worker of rank {transport.rank}, {transport.group_name}")
         self._lock = threading.Lock()  # one call is settled and begun at a time
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
         self.seed = plan.seed | transport.rank << RANK_SHIFT
-        self._first_tag = transport.new_tags()
-        self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
-        self._steps_taken = 0
+        self._steps_taken = 1  # the first step's tags are for cards of new communicators
         self._deferred = 0  # calls that have yet to begin in the worker
         self._closed = False
         weakref.finalize(self, self._worker.stop)
-        with CallContext(transport, "making a communicator", 0, None):
-            self.topology = agree_on_settings(transport, plan, topology, self._take_tags(1, 0)[0])
+        with CallContext(transport, "making a communicator", 0, None), self.lane.entered():
+            self.topology, self._first_tag = agree_on_settings(transport, plan, topology)
+        self._give_back_tags = weakref.finalize(self, transport.tags.give_back, self._first_tag)
+        self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._settler = Settler(plan, self.topology, transport.rank, transport.device)
 
     def call(self, request: Request, async_op: bool) -> Work | None:
@@ -76,10 +79,15 @@ class Conductor:
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
                 "itself; pass async_op=True"
             )
-        name, source, deliver, feedback = request.name, request.source, request.deliver, request.feedback
+        name, source, feedback = request.name, request.source, request.feedback
         finish = _finish(request.operator, transport.size)
         with self._lock:
             self.check_open()
+            if feedback is not None and transport.device != "cpu":
+                raise UnsupportedError(
+                    f"{name} on {transport.device}: residuals of error feedback are kept in host memory, so feedback= "
+                    "is for tensors there; leave it out"
+                )
             if transport.size == 1:
                 return self._alone(request, finish, async_op)
             tellers = self._settler.ranks_that_tell(request)
@@ -97,7 +105,7 @@ class Conductor:
 
             def begin() -> None:
                 try:
-                    with context:
+                    with context, self.lane.entered():
                         self._agree(request, number, fingerprint)
                         found = settled
                         if found is None:
@@ -111,25 +119,28 @@ class Conductor:
                         turn.end()
                     raise
 
-            def complete() -> None:
+            def complete() -> Gate | None:
                 try:
-                    with context:
+                    with context, self.lane.entered():
                         run.complete()
                 finally:
                     if turn is not None:
                         turn.end()
                 stats.codec_s += run.codec_s
                 stats.wait_s += run.wait_s
-                if deliver is not None:
-                    deliver()
+                return self._deliver(request)
 
-            def begin_and_complete() -> None:
+            def begin_and_complete() -> Gate | None:
                 try:
                     begin()
                 finally:
                     self._deferred -= 1
-                complete()
+                return complete()
 
+            self.lane.follow(source.owner, request.target.owner)
+            if transport.queued:  # on the GPU; nothing is left for the worker
+                begin()
+                return done_or_queued(complete(), async_op)
             behind = turn is not None and not turn.is_free
             waits = bool(tellers) or self._is_new(fingerprint)
             if self._deferred or behind or (async_op and waits):  # see [Note: deferred calls]
@@ -139,8 +150,7 @@ class Conductor:
                 in_order = self._worker.idle
                 begin()
                 if in_order and not async_op:
-                    complete()
-                    return None
+                    return done_or_queued(complete(), async_op)
                 work = Work(complete)
             self._worker.submit(work)
         if async_op:
@@ -158,7 +168,9 @@ class Conductor:
         with self._lock:
             self._closed = True
         self._worker.close()
+        self.lane.close(self.plan.timeout_s)
         self.scratch.clear()
+        self._give_back_tags()
         self._settler.clear()
 
     def _alone(self, request: Request, finish: Finish, async_op: bool) -> Work | None:
@@ -167,18 +179,25 @@ class Conductor:
         stats = self.stats.setdefault(request.name, CollectiveStats())
         stats.calls += 1
         stats.uncompressed["a world of one rank"] = stats.calls
-        if finish.factor == 1.0:
-            copy_memory(source, target)
-        else:
-            raw = parse_codec("raw").for_dtype(source.dtype)
-            wire = self.transport.address(memory := self.transport.empty(raw.nbytes(source.n_elems)))
-            engine = engine_for(self.transport.device, raw)
-            engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
-            engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
-            del memory
-        if request.deliver is not None:
-            request.deliver()
-        return Work(None) if async_op else None
+        self.lane.follow(source.owner, target.owner)
+        with self.lane.entered():
+            if finish.factor == 1.0:
+                copy_memory(source, target)
+            else:
+                raw = parse_codec("raw").for_dtype(source.dtype)
+                wire = self.transport.address(memory := self.transport.empty(raw.nbytes(source.n_elems)))
+                engine = engine_for(self.transport.device, raw)
+                engine.encode(raw, source.address, source.n_elems, source.dtype, wire)
+                engine.reduce(raw, [wire], source.n_elems, finish, target.address, target.dtype)
+                del memory
+        return done_or_queued(self._deliver(request), async_op)
+
+    def _deliver(self, request: Request) -> Gate | None:
+        """Bring the result into the caller's arrays; the point of the lane where it is there."""
+        with self.lane.entered():
+            if request.deliver is not None:
+                request.deliver()
+            return self.lane.gate(request.source.owner, request.target.owner, behind=request.deliver)
 
     def _swap_counts(self, request: Request, ranks: tuple[int, ...], stats: CollectiveStats) -> Rows:
         """What each rank of this node sends to every rank."""
@@ -221,7 +240,7 @@ class Conductor:
     def _take_tags(self, count: int, fingerprint: int) -> range:
         """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""
         if self._steps_taken + count > _STEPS:
-            self._steps_taken = 0
+            self._steps_taken = 1
         first = self._steps_taken
         self._steps_taken += count
         low = fingerprint & ((1 << FINGERPRINT_BITS) - 1)
@@ -236,6 +255,15 @@ class Conductor:
 def _fingerprint(name: str, counts: tuple[int, ...], dtype: DType, codec: Codec, operator: ReduceOp | None) -> int:
     """Goes into the tags of a call: ranks that call differently never receive each other's bytes, they time out."""
     return zlib.crc32(repr((name, counts, dtype, codec, operator)).encode())
+
+
+def done_or_queued(gate: Gate | None, async_op: bool) -> Work | None:
+    """What the caller of a call gets that is done, or on a GPU is queued: a Work, or a stream that waits for it."""
+    if async_op:
+        return Work(None, gate)
+    if gate is not None:
+        gate.lead()
+    return None
 
 
 def _count(stats: CollectiveStats, settled: Settled) -> None:

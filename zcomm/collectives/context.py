@@ -33,6 +33,7 @@ class CallContext:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if not isinstance(error, TransportError):
             return
+        self._transport.tags.freeze()
         where = f"on rank {self._transport.rank} of {self._transport.group_name}"
         if self._what is None:
             raise type(error)(f"{self._name} {where}: {error}") from error.__cause__

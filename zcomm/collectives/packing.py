@@ -15,6 +15,7 @@ import numpy as np
 from zcomm.buffers import DType, overlap, span_of
 from zcomm.collectives.arguments import check_writable
 from zcomm.errors import BufferError
+from zcomm.streams import cupy, is_torch
 
 
 class Packed:
@@ -22,7 +23,7 @@ class Packed:
 
     def __init__(
         self,
-        arrays: Sequence[Any],  # torch tensors on one device, or numpy arrays; not empty
+        arrays: Sequence[Any],  # torch tensors or cupy arrays on one device, or numpy arrays; not empty
         role: str,  # how errors call them
         written: bool,  # whether results go back into them
     ) -> None:
@@ -44,19 +45,19 @@ class Packed:
     def fill(self) -> Any:
         """Copy the arrays into the flat one; returns it."""
         for part, array in self._parts():
-            if isinstance(array, np.ndarray):
-                part[...] = array.reshape(-1)
-            else:
+            if is_torch(array):
                 part.copy_(array.detach().reshape(-1))
+            else:
+                part[...] = array.reshape(-1)
         return self.flat
 
     def spread(self) -> None:
         """Copy the flat array back into the arrays, narrowing to their dtypes."""
         for part, array in self._parts():
-            if isinstance(array, np.ndarray):
-                array[...] = part.reshape(array.shape).astype(array.dtype)
-            else:
+            if is_torch(array):
                 array.detach().copy_(part.reshape(array.shape))
+            else:
+                array[...] = part.reshape(array.shape).astype(array.dtype)
 
     def _parts(self) -> list[tuple[Any, Any]]:
         starts = [0, *accumulate(self.counts)]
@@ -76,6 +77,9 @@ def _empty(like: Any, n_elems: int, dtype: DType) -> Any:
     """A new flat array of like's kind and device."""
     if isinstance(like, np.ndarray):
         return np.empty(n_elems, dtype.numpy)
+    if not is_torch(like):
+        with like.device:
+            return cupy().empty(n_elems, dtype.numpy)
     narrow = like.detach().reshape(-1)[:0]
     converted = getattr(narrow, {DType.FLOAT32: "float", DType.FLOAT64: "double"}.get(dtype, "clone"))()
     return converted.new_empty(n_elems)

@@ -1,7 +1,8 @@
 """One rank sends compressed values to another: activations between pipeline stages, say.
 
 Messages between two ranks are matched in the order they are sent and received, whatever collectives run beside them.
-Each peer and direction has a worker of its own, so that no message waits behind one of another rank.
+Each peer and direction has a worker of its own, so that no message waits behind one of another rank. Over NCCL there
+are no workers: messages and collectives are queued in the order of the calls, which must be the same on both ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from zcomm.buffers import Span
-from zcomm.collectives.conductor import FINGERPRINT_BITS, POINT_TO_POINT_STEPS, Conductor
+from zcomm.collectives.conductor import FINGERPRINT_BITS, POINT_TO_POINT_STEPS, Conductor, done_or_queued
 from zcomm.collectives.context import CallContext
 from zcomm.collectives.run import HOP_SHIFT
 from zcomm.collectives.schedule import Hop
@@ -23,7 +24,7 @@ from zcomm.engines.select import engine_for
 from zcomm.transports.transport import Parcel
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
-from zcomm.work import Work, Worker
+from zcomm.work import Gate, Work, Worker
 
 
 class PointToPoint:
@@ -43,13 +44,15 @@ class PointToPoint:
         nbytes = chosen.nbytes(source.n_elems)
         number, tag = self._next("send", peer, source, codec)
         context = CallContext(transport, f"send to rank {peer}", number, (source.n_elems, source.dtype, codec))
-        memory = transport.empty(nbytes)
         stats = conductor.stats["send"]
         started = perf_counter()
-        if source.n_elems:
-            draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, number, 0)
-            engine = engine_for(transport.device, chosen)
-            engine.encode(chosen, source.address, source.n_elems, source.dtype, transport.address(memory), draw)
+        conductor.lane.follow(source.owner)
+        with conductor.lane.entered():
+            memory = transport.empty(nbytes)
+            if source.n_elems:
+                draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, number, 0)
+                engine = engine_for(transport.device, chosen)
+                engine.encode(chosen, source.address, source.n_elems, source.dtype, transport.address(memory), draw)
         stats.codec_s += perf_counter() - started
         stats.raw_bytes += source.nbytes
         node = conductor.topology.node_of_rank
@@ -57,15 +60,16 @@ class PointToPoint:
             stats.wire_bytes_intra += nbytes
         else:
             stats.wire_bytes_inter += nbytes
-        with context:
+        with context, conductor.lane.entered():
             exchange = transport.open([Parcel(peer, memory)] if nbytes else [], [], tag, conductor.plan.timeout_s)
             exchange.start()
 
-        def complete() -> None:
+        def complete() -> Gate | None:
             started = perf_counter()
-            with context:
+            with context, conductor.lane.entered():
                 exchange.close()
-            stats.wait_s += perf_counter() - started
+                stats.wait_s += perf_counter() - started
+                return conductor.lane.gate(source.owner, behind=memory)
 
         return self._complete("send", peer, complete, async_op)
 
@@ -84,25 +88,27 @@ class PointToPoint:
         nbytes = chosen.nbytes(target.n_elems)
         number, tag = self._next("recv", peer, target, codec)
         context = CallContext(transport, f"recv from rank {peer}", number, (target.n_elems, target.dtype, codec))
-        memory = transport.empty(nbytes)
         stats = conductor.stats["recv"]
-        with context:
+        conductor.lane.follow(target.owner)
+        with context, conductor.lane.entered():
+            memory = transport.empty(nbytes)
             exchange = transport.open([], [Parcel(peer, memory)] if nbytes else [], tag, conductor.plan.timeout_s)
             exchange.start()
 
-        def complete() -> None:
+        def complete() -> Gate | None:
             started = perf_counter()
-            with context:
+            with context, conductor.lane.entered():
                 exchange.wait()
                 exchange.close()
-            arrived = perf_counter()
-            if target.n_elems:
-                engine = engine_for(transport.device, chosen)
-                engine.decode(chosen, transport.address(memory), target.n_elems, target.address, target.dtype)
-            stats.wait_s += arrived - started
-            stats.codec_s += perf_counter() - arrived
-            if deliver is not None:
-                deliver()
+                arrived = perf_counter()
+                if target.n_elems:
+                    engine = engine_for(transport.device, chosen)
+                    engine.decode(chosen, transport.address(memory), target.n_elems, target.address, target.dtype)
+                stats.wait_s += arrived - started
+                stats.codec_s += perf_counter() - arrived
+                if deliver is not None:
+                    deliver()
+                return conductor.lane.gate(target.owner, behind=(memory, deliver))
 
         return self._complete("recv", peer, complete, async_op)
 
@@ -125,7 +131,9 @@ class PointToPoint:
         step = number % POINT_TO_POINT_STEPS
         return number, conductor.point_to_point_tag + (step << FINGERPRINT_BITS) + fingerprint
 
-    def _complete(self, name: str, peer: int, complete: Callable[[], None], async_op: bool) -> Work | None:
+    def _complete(self, name: str, peer: int, complete: Callable[[], Gate | None], async_op: bool) -> Work | None:
+        if self._conductor.transport.queued:
+            return done_or_queued(complete(), async_op)
         with self._lock:
             worker = self._workers.get((name, peer))
             if worker is None:
@@ -133,8 +141,7 @@ class PointToPoint:
                 worker = self._workers[name, peer] = Worker(title)
                 weakref.finalize(self, worker.stop)
         if worker.idle and not async_op:
-            complete()
-            return None
+            return done_or_queued(complete(), async_op)
         work = Work(complete)
         worker.submit(work)
         if async_op:

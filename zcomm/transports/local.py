@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
+from zcomm.transports.tags import TagRanges
+from zcomm.transports.transport import Parcel
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 60.0
+TAG_RANGES = 512
 
 
 class LocalWorld:
@@ -30,6 +32,7 @@ class LocalWorld:
         self.arrived: dict[tuple[int, int, int], np.ndarray] = {}  # bytes sent before they were asked for
         self.refused: dict[tuple[int, int, int], str] = {}  # messages of another length than was asked for
         self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
+        self.tags = [TagRanges(TAG_RANGES) for _ in range(size)]  # by rank
 
     def transport(self, rank: int) -> LocalTransport:
         """The endpoint of one rank; each belongs to one thread."""
@@ -41,6 +44,7 @@ class LocalTransport:
 
     name = "local"
     device = "cpu"
+    queued = False
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         if not 0 <= rank < world.size:
@@ -50,7 +54,12 @@ class LocalTransport:
         self.size = world.size
         self.group_name = f"local world of {world.size}"
         self.wire_bytes_sent = 0
-        self._communicators = 0
+        self.tags = world.tags[rank]
+
+    @property
+    def host(self) -> LocalTransport:
+        """This one: all memory is the host's."""
+        return self
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Uninitialised bytes."""
@@ -60,10 +69,13 @@ class LocalTransport:
         """Where memory starts."""
         return int(memory.__array_interface__["data"][0])
 
-    def new_tags(self) -> int:
-        """First tag of the next communicator over this endpoint."""
-        self._communicators += 1
-        return (self._communicators - 1) * TAGS_PER_COMMUNICATOR
+    def write(self, memory: np.ndarray, data: bytes) -> None:
+        """Put bytes there."""
+        memory[:] = np.frombuffer(data, np.uint8)
+
+    def read(self, memory: np.ndarray, timeout_s: float | None) -> bytes:
+        """The bytes that are there."""
+        return memory.tobytes()
 
     def open(
         self,

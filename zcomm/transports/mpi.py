@@ -21,7 +21,8 @@ import numpy as np
 from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
 from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.pace import Pacer
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Parcel
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges
+from zcomm.transports.transport import Parcel
 
 try:
     from mpi4py import MPI
@@ -46,6 +47,7 @@ class MpiTransport:
 
     name = "mpi"
     device = "cpu"
+    queued = False
 
     def __init__(
         self,
@@ -61,10 +63,15 @@ class MpiTransport:
         largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tag_bits = (int(largest_tag or LEAST_LARGEST_TAG) + 1).bit_length() - 1
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
-        self.under_way: set[_MpiExchange] = set()
-        self._communicators = 0
+        self.under_way: set[MpiExchange] = set()
+        self.tags = TagRanges(max(1, 1 << self.tag_bits >> TAG_BITS))
         self._pacer = Pacer.from_environment()
         self._world_ranks = _world_ranks(comm) if self._pacer else []
+
+    @property
+    def host(self) -> MpiTransport:
+        """This one: its parcels are in host memory."""
+        return self
 
     def empty(self, nbytes: int) -> np.ndarray:
         """Uninitialised bytes."""
@@ -74,10 +81,13 @@ class MpiTransport:
         """Where memory starts."""
         return int(memory.__array_interface__["data"][0])
 
-    def new_tags(self) -> int:
-        """First tag of the next communicator over this transport."""
-        self._communicators += 1
-        return (self._communicators - 1) * TAGS_PER_COMMUNICATOR
+    def write(self, memory: np.ndarray, data: bytes) -> None:
+        """Put bytes there."""
+        memory[:] = np.frombuffer(data, np.uint8)
+
+    def read(self, memory: np.ndarray, timeout_s: float | None) -> bytes:
+        """The bytes that are there."""
+        return memory.tobytes()
 
     def open(
         self,
@@ -85,10 +95,10 @@ class MpiTransport:
         incoming: Sequence[Parcel],
         tag: int,
         timeout_s: float | None,
-    ) -> _MpiExchange:
+    ) -> MpiExchange:
         """Post the receives."""
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-        return _MpiExchange(self, outgoing, incoming, tag, timeout_s)
+        return MpiExchange(self, outgoing, incoming, tag, timeout_s)
 
     def fold(self, tag: int, nbytes: int) -> int:
         """The MPI tag of a message: that of its step, as far as MPI's largest tag (32767 at least) allows.
@@ -135,7 +145,7 @@ class MpiTransport:
             self.comm.Free()
 
 
-class _MpiExchange:
+class MpiExchange:
     """Receives posted at once, sends when the bytes are ready. Known to its transport until closed, so that memory
     outlives the messages that MPI may still deliver into it."""
 

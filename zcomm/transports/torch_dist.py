@@ -1,9 +1,9 @@
 """Bytes over any torch.distributed process group, always as uint8, always point to point.
 
-On gloo every receive is posted before any send: a send whose receive is not posted waits for a round trip behind the
-bytes already queued, which makes links half duplex, and gloo's own all-gather and reduce-scatter rings send up to twice
-the bytes. Point to point also needs no sub-groups: two hops run over the group that the user has.
-Other backends (NCCL) get each step as one grouped batch on the current stream.
+Over host memory (gloo) every receive is posted before any send: a send whose receive is not posted waits for a round
+trip behind the bytes already queued, which makes links half duplex, and gloo's own all-gather and reduce-scatter rings
+send up to twice the bytes. Point to point also needs no sub-groups: two hops run over the group that the user has.
+Over GPU memory (NCCL) each step is one grouped batch on the current stream. A group with both has two transports.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
+from zcomm.errors import BufferError, GroupError, MissingExtra, PeerTimeout, TransportError
+from zcomm.streams import Mark, current_stream, index_of
 from zcomm.transports.pace import Pacer
-from zcomm.transports.transport import TAGS_PER_COMMUNICATOR, Exchange, Parcel
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges
+from zcomm.transports.transport import Exchange, Parcel
 
 try:
     import torch
@@ -25,7 +27,7 @@ except ImportError as error:
     raise MissingExtra("torch is not installed; pip install 'zcomm-collectives[torch]'") from error
 
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
-_communicators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # made over each group so far
+_tags: weakref.WeakKeyDictionary[Any, TagRanges] = weakref.WeakKeyDictionary()  # of each group
 
 
 class TorchTransport:
@@ -36,6 +38,7 @@ class TorchTransport:
     def __init__(
         self,
         group: Any = None,  # a ProcessGroup, a one-dimensional DeviceMesh, or None for the default group
+        device: str | None = None,  # where parcels live: "cpu", "cuda:0"; None: where the group moves bytes
     ) -> None:
         group = process_group(group)
         self._group = weakref.ref(group)  # torch keeps it until it is destroyed; a communicator must not do so longer
@@ -43,12 +46,11 @@ class TorchTransport:
         self.size = group.size()
         self.group_name = f"group {group.group_name!r} of {self.size}"
         self.wire_bytes_sent = 0
-        device_types = [device.type for device in group._device_types]
-        self._eager = "cpu" in device_types and dist.get_backend(group) != "nccl"
-        self._device = (
-            torch.device("cpu") if self._eager else torch.device(device_types[0], torch.cuda.current_device())
-        )
+        self._device = _device_of(group, device)
         self.device = str(self._device)
+        self.queued = self._device.type == "cuda"  # NCCL
+        self._eager = not self.queued
+        self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG))
         self._pacer = Pacer.from_environment()
 
     @property
@@ -59,6 +61,11 @@ class TorchTransport:
             raise GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
         return group
 
+    @property
+    def host(self) -> TorchTransport:
+        """One over the group's CPU backend, where it has one beside NCCL; else this one."""
+        return TorchTransport(self.group, "cpu") if self.queued and _has_cpu_backend(self.group) else self
+
     def empty(self, nbytes: int) -> torch.Tensor:
         """Uninitialised bytes on the group's device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -67,12 +74,17 @@ class TorchTransport:
         """Where memory starts."""
         return memory.data_ptr()
 
-    def new_tags(self) -> int:
-        """First tag of the next communicator over this group."""
-        group = self.group
-        number = _communicators.get(group, 0)
-        _communicators[group] = number + 1
-        return FIRST_TAG + (number % (FIRST_TAG // TAGS_PER_COMMUNICATOR)) * TAGS_PER_COMMUNICATOR
+    def write(self, memory: torch.Tensor, data: bytes) -> None:
+        """Put bytes of the host there, in the order of the current stream."""
+        memory.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+    def read(self, memory: torch.Tensor, timeout_s: float | None) -> bytes:
+        """The bytes that are there when the current stream has come so far."""
+        if self.queued:
+            index = index_of(self.device)
+            complaint = "not every rank's bytes came; NCCL does not say whose, and its watchdog may end the program"
+            Mark(index, current_stream(index, of_torch=True)).settle(timeout_s, complaint)
+        return memory.cpu().numpy().tobytes()
 
     def open(
         self,
@@ -81,9 +93,10 @@ class TorchTransport:
         tag: int,
         timeout_s: float | None,
     ) -> Exchange:
-        """Post the receives on gloo; elsewhere nothing happens before start."""
-        kind = _EagerExchange if self._eager else _BatchExchange
-        return kind(self, outgoing, incoming, tag, timeout_s)
+        """Post the receives on gloo; over NCCL nothing happens before start."""
+        if self._eager:
+            return _EagerExchange(self, outgoing, incoming, tag, timeout_s)
+        return _BatchExchange(self, outgoing, incoming, tag)
 
     def pace(self, peer: int, nbytes: int) -> None:
         """Where an emulated link is paced in user space, sleep as long as it would take."""
@@ -152,9 +165,12 @@ class _EagerExchange:
 
 
 class _BatchExchange:
-    """One grouped batch of sends and receives, on the current stream where there is one."""
+    """One grouped batch of sends and receives on the current stream, which wait() lets wait for it, not the host.
 
-    __slots__ = ("_incoming", "_outgoing", "_tag", "_timeout", "_transport", "_works")
+    NCCL has no timeout for one call: given one, torch would let the host wait. The group's own is its watchdog's.
+    """
+
+    __slots__ = ("_incoming", "_outgoing", "_tag", "_transport", "_works")
 
     def __init__(
         self,
@@ -162,46 +178,44 @@ class _BatchExchange:
         outgoing: Sequence[Parcel],
         incoming: Sequence[Parcel],
         tag: int,
-        timeout_s: float | None,
     ) -> None:
         self._transport = transport
         self._outgoing = outgoing
         self._incoming = incoming
         self._tag = tag
-        self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
         self._works: list[Any] = []
 
     def start(self) -> None:
         group = self._transport.group
         batch = [
-            dist.P2POp(dist.irecv, payload, group=group, tag=self._tag, group_peer=peer)
-            for peer, payload in self._incoming
+            dist.P2POp(kind, payload, group=group, tag=self._tag, group_peer=peer)
+            for kind, parcels in ((dist.irecv, self._incoming), (dist.isend, self._outgoing))
+            for peer, payload in parcels
         ]
         for peer, payload in self._outgoing:
             self._transport.pace(peer, payload.numel())
-        batch += [
-            dist.P2POp(dist.isend, payload, group=group, tag=self._tag, group_peer=peer)
-            for peer, payload in self._outgoing
-        ]
-        self._transport.wire_bytes_sent += sum(payload.numel() for _, payload in self._outgoing)
-        if batch:
+        if not batch:
+            return
+        try:
             self._works = dist.batch_isend_irecv(batch)
+        except RuntimeError as error:
+            raise TransportError(f"ranks {self._peers()} cannot be reached: {_first_line(error)}") from error
+        self._transport.wire_bytes_sent += sum(payload.numel() for _, payload in self._outgoing)
 
     def wait(self) -> None:
-        for work in self._works:
+        works, self._works = self._works, []
+        for work in works:
             try:
-                if self._timeout is None:
-                    work.wait()
-                else:
-                    work.wait(self._timeout)
+                work.wait()
             except RuntimeError as error:
                 kind = PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
-                peers = sorted({parcel.peer for parcel in (*self._incoming, *self._outgoing)})
-                raise kind(f"exchange with ranks {peers}: {_first_line(error)}") from error
-        self._works = []
+                raise kind(f"exchange with ranks {self._peers()}: {_first_line(error)}") from error
 
     def close(self) -> None:
         self.wait()
+
+    def _peers(self) -> list[int]:
+        return sorted({parcel.peer for parcel in (*self._incoming, *self._outgoing)})
 
 
 def _tag_of(tag: int, payload: torch.Tensor) -> int:
@@ -239,6 +253,40 @@ def process_group(group: Any) -> Any:
     if group.rank() < 0:
         raise GroupError(f"global rank {dist.get_rank()} is not in group {group.group_name!r}")
     return group
+
+
+def _device_of(group: Any, device: str | None) -> torch.device:
+    """Where a transport's parcels live. None: the current GPU where the group has NCCL and there is one, else "cpu"."""
+    has_nccl = _backend_name(group, "cuda") == "nccl"
+    if device is None:
+        wanted = torch.device("cuda" if has_nccl and torch.cuda.is_available() else "cpu")
+    else:
+        wanted = torch.device(device)
+    if wanted.type == "cuda":
+        if not has_nccl:
+            raise BufferError(
+                f"group {group.group_name!r} has no NCCL, so it moves bytes between hosts only, not on {wanted}; "
+                'make it with backend="nccl" or "cpu:gloo,cuda:nccl"'
+            )
+        return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
+    if wanted.type != "cpu" or (has_nccl and not _has_cpu_backend(group)):
+        raise BufferError(
+            f"group {group.group_name!r} moves nothing on {wanted}; expected a group with a backend for it, "
+            'such as "cpu:gloo,cuda:nccl"'
+        )
+    return wanted
+
+
+def _has_cpu_backend(group: Any) -> bool:
+    return _backend_name(group, "cpu") not in (None, "nccl")
+
+
+def _backend_name(group: Any, kind: str) -> str | None:
+    """The backend that serves a kind of device in this group; None if none does."""
+    try:
+        return str(group._get_backend(torch.device(kind)).name()).lower()
+    except RuntimeError:
+        return None
 
 
 def _first_line(error: BaseException) -> str:

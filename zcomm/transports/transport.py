@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-TAGS_PER_COMMUNICATOR = 1 << 24
+from zcomm.transports.tags import TagRanges
 
 
 class Parcel(NamedTuple):
@@ -20,7 +20,11 @@ class Parcel(NamedTuple):
 
 
 class Exchange(Protocol):
-    """One step of communication: some parcels out, some in. Opened, started and waited for once each, then closed."""
+    """One step of communication: some parcels out, some in. Opened, started and waited for once each, then closed.
+
+    Over a GPU's memory all three are points in the order of the caller's current stream: what was queued before start
+    is sent; what is queued after wait finds the parcels filled; what is queued after close may overwrite them.
+    """
 
     def start(self) -> None:
         """Send: the outgoing parcels hold their bytes now."""
@@ -45,6 +49,13 @@ class Transport(Protocol):
     device: str  # where parcels live: "cpu", "cuda:0"
     group_name: str  # for errors
     wire_bytes_sent: int  # payload bytes handed over so far, to check stats() against
+    tags: TagRanges  # of the group, shared by all transports over it
+    queued: bool  # whether exchanges only queue work on the current stream; then all ranks must start them in one order
+
+    @property
+    def host(self) -> Transport:
+        """A transport of the same ranks that moves bytes between hosts; this one where there is no other."""
+        ...
 
     def empty(self, nbytes: int) -> Any:
         """Memory for parcels, uint8, sliceable as memory[start:stop]."""
@@ -54,8 +65,20 @@ class Transport(Protocol):
         """Where memory starts."""
         ...
 
-    def new_tags(self) -> int:
-        """First of TAGS_PER_COMMUNICATOR tags that no other communicator over this group uses; alike on all ranks."""
+    def write(
+        self,
+        memory: Any,  # a slice of what empty() returned
+        data: bytes,  # as many
+    ) -> None:
+        """Put bytes of the host there."""
+        ...
+
+    def read(
+        self,
+        memory: Any,
+        timeout_s: float | None,
+    ) -> bytes:
+        """The bytes that are there when all is done that was queued before. Raises PeerTimeout if that never comes."""
         ...
 
     def open(

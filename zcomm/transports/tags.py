@@ -1,0 +1,65 @@
+"""Which tags a communicator's messages carry: a range of its own among those that the group's transport has.
+
+Communicators over one group must not receive each other's messages. When one is made, all ranks tell each other which
+ranges are taken on them, and all choose the lowest that is free everywhere: a rank may close communicators earlier or
+later than others. Those cards travel with a tag that no communicator uses.
+"""
+
+from __future__ import annotations
+
+import threading
+
+TAGS_PER_COMMUNICATOR = 1 << 24
+_LOW_TAGS = 1 << 10  # the first of a range's tags, for the cards of those who make a communicator
+
+
+class TagRanges:
+    """The ranges of one group, as taken on this rank."""
+
+    def __init__(
+        self,
+        count: int,  # of ranges
+        first_tag: int = 0,  # of the first range
+    ) -> None:
+        self.count = count
+        self._first_tag = first_tag
+        self._taken = 0  # bit i: range i
+        self._meetings = 0
+        self._frozen = False
+        self._lock = threading.Lock()
+
+    def meeting(self) -> int:
+        """The tag for cards of the next communicator; alike on ranks that have made as many."""
+        with self._lock:
+            self._meetings += 1
+            return self._first_tag + self._meetings % _LOW_TAGS
+
+    def taken(self) -> int:
+        """Bit i is set where range i is taken."""
+        return self._taken
+
+    def take(
+        self,
+        elsewhere: int = 0,  # ranges that are taken on other ranks, as taken() says it
+    ) -> int | None:
+        """First tag of the lowest range that is free everywhere; None if there is none."""
+        with self._lock:
+            taken = self._taken | elsewhere
+            number = (~taken & (taken + 1)).bit_length() - 1  # the lowest bit that is not set
+            if number >= self.count:
+                return None
+            self._taken |= 1 << number
+            return self._first_tag + number * TAGS_PER_COMMUNICATOR
+
+    def freeze(self) -> None:
+        """Give nothing back from now on: a call has failed, and messages may still be on their way."""
+        self._frozen = True
+
+    def give_back(
+        self,
+        first_tag: int,  # as take() returned it
+    ) -> None:
+        """Let another communicator have the range: nothing carries its tags any more."""
+        with self._lock:
+            if not self._frozen:
+                self._taken &= ~(1 << (first_tag - self._first_tag) // TAGS_PER_COMMUNICATOR)
