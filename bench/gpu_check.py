@@ -251,11 +251,11 @@ def elements(cupy: Any, dtype: DType, n: int) -> Any:
 def compare(cupy: Any, engine: CudaEngine, kind: Any, x: Any, wire: Any, dtype: DType, n: int) -> bool:
     """Whether the codes of the first elements are those of the reference."""
     few = 1 << 16
-    start = 2 * -(-n // kind.block) if hasattr(kind, "block") else 0
+    start = 2 * -(-n // kind.block) if kind.dtype is None else 0
     engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr)
     host, small = cupy.asnumpy(x[: few * dtype.itemsize]), np.empty(kind.nbytes(few), np.uint8)
     ReferenceEngine().encode(kind, host.ctypes.data, few, dtype, small.ctypes.data)
-    scales = 2 * -(-few // kind.block) if hasattr(kind, "block") else 0
+    scales = 2 * -(-few // kind.block) if kind.dtype is None else 0
     codes_at, codes = -(-start // 16) * 16, small[-(-scales // 16) * 16 :]
     found = cupy.asnumpy(wire[codes_at : codes_at + codes.size]), cupy.asnumpy(wire[:scales])
     return bool((found[0] == codes).all() and (found[1] == small[:scales]).all())

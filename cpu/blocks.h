@@ -12,7 +12,8 @@ struct Layout {
 
   ZC_FN Layout of(const zc_codec &codec, zc_i64 n_elems) {
     const zc_i64 n = codec.rotated ? zc_n_rotated(n_elems) : n_elems;
-    const zc_i64 scale_nbytes = codec.kind >= ZC_MX_BLOCK ? 1 : 2;
+    const bool is_pair = codec.kind == ZC_INT_ASYM || (codec.kind == ZC_INT_BLOCK && codec.rounding == ZC_SHIFT);
+    const zc_i64 scale_nbytes = codec.kind >= ZC_MX_BLOCK ? 1 : is_pair ? 4 : 2;
     const zc_i64 scales_offset = codec.kind == ZC_NVFP4 ? zc_nvfp4_blocks_offset(n) : 0;
     const zc_i64 codes_offset = scales_offset + zc_padded(scale_nbytes * ((n + codec.block - 1) / codec.block));
     return {n, codec.block, scale_nbytes, scales_offset, codes_offset, codec.bits};
@@ -98,16 +99,13 @@ static void encode_block(const Rules &rules, const zc_u8 *source, zc_i64 present
   float x[TILE];
   zc_u8 codes[TILE];
   zc_u16 room[TILE + 2 * SPAN];
-  zc_i32 amax = 0;
+  typename Rules::Seen seen;
   for (zc_i64 lo = 0; lo < present; lo += TILE) {
     const zc_i64 count = present - lo < TILE ? present - lo : TILE;
     convert<E, Float32>(source + lo * E::size, count, (zc_u8 *)x);
-    for (zc_i64 i = 0; i < count; ++i) {
-      const zc_i32 magnitude = (zc_i32)(zc_bits(x[i]) & ZC_MAGNITUDE);
-      amax = magnitude > amax ? magnitude : amax;
-    }
+    for (zc_i64 i = 0; i < count; ++i) seen.see(x[i]);
   }
-  const zc_scale s = rules.scale((zc_u32)amax);
+  const auto s = rules.scale(seen, Rules::BY_SHIFT ? draw_one(chance) : 0);
   rules.store(s, scale);
   if (s.inv == 0.0f) {
     __builtin_memset(planes, 0, (size_t)zc_codes_nbytes(stored, rules.bits()));
@@ -117,7 +115,7 @@ static void encode_block(const Rules &rules, const zc_u8 *source, zc_i64 present
     const zc_i64 count = present - lo < TILE ? present - lo : TILE, hi = stored - lo < TILE ? stored : lo + TILE;
     if (present > TILE) convert<E, Float32>(source + lo * E::size, count, (zc_u8 *)x);
     const zc_u16 *drawn = Rules::BY_CHANCE ? draw_elements(chance.from(lo), count, room) : room;
-    for (zc_i64 i = 0; i < count; ++i) codes[i] = (zc_u8)rules.code(x[i], s.inv, Rules::BY_CHANCE ? drawn[i] : 0);
+    for (zc_i64 i = 0; i < count; ++i) codes[i] = (zc_u8)rules.code(x[i], s, Rules::BY_CHANCE ? drawn[i] : 0);
     for (zc_i64 i = count; i < hi - lo; ++i) codes[i] = 0;
     pack(codes, rules.bits(), stored, lo, hi, planes);
   }
@@ -132,37 +130,40 @@ static void sum_block(const Rules &rules, const Layout &at, const zc_u8 *const *
     const zc_i64 count = hi - lo < TILE ? hi - lo : TILE;
     for (zc_i64 w = 0; w < k; ++w) {
       unpack(wires[w] + at.codes_at(b), at.bits, at.stored(b), lo, lo + count, codes);
-      const float scale = rules.scale_at(wires[w], at, b);
+      const auto shared = rules.shared(wires[w], at, b);
       if (w == 0)
-        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_mul(rules.value(codes[i]), scale);
+        for (zc_i64 i = 0; i < count; ++i) sums[i] = rules.value(codes[i], shared);
       else
-        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_add(sums[i], zc_mul(rules.value(codes[i]), scale));
+        for (zc_i64 i = 0; i < count; ++i) sums[i] = zc_add(sums[i], rules.value(codes[i], shared));
     }
   }
 }
 
-inline float NvFp4Rules::scale_at(const zc_u8 *wire, const Layout &at, zc_i64 b) {
+template <bool CHANCE>
+inline float NvFp4Rules<CHANCE>::shared(const zc_u8 *wire, const Layout &at, zc_i64 b) {
   const float region = ((const float_at *)wire)[b * ZC_NVFP4_BLOCK / ZC_NVFP4_REGION];
   return zc_nvfp4_value(wire[at.scale_at(b)], region);
 }
 
 template <int N>
-ZC_FN zc_u32 amax_of(const float *x) {
-  zc_i32 amax = 0;
-  for (int i = 0; i < N; ++i) {
-    const zc_i32 magnitude = (zc_i32)(zc_bits(x[i]) & ZC_MAGNITUDE);
-    amax = magnitude > amax ? magnitude : amax;
-  }
-  return (zc_u32)amax;
+ZC_FN Amax amax_of(const float *x) {
+  Amax seen;
+  for (int i = 0; i < N; ++i) seen.see(x[i]);
+  return seen;
 }
 
-// A whole block of few elements, the same number of them always, so that loops unroll and vectorise.
+// A block of few elements, the same number of them always, so that loops unroll and vectorise; those from `present` on
+// are missing.
 template <class Rules>
-ZC_FN void encode_short(const Rules &rules, const float *x, zc_u32 amax, zc_u8 *scale, zc_u8 *planes) {
+ZC_FN void encode_short(const Rules &rules, const float *x, zc_i64 present, Amax seen, const zc_u16 *drawn, zc_u8 *scale,
+                        zc_u8 *planes) {
   constexpr int N = Rules::SHORT;
-  const zc_scale s = rules.scale(amax);
+  const zc_scale s = rules.scale(seen, 0);
   zc_u8 codes[N];
-  for (int i = 0; i < N; ++i) codes[i] = (zc_u8)(s.inv == 0.0f ? 0u : rules.code(x[i], s.inv, 0));
+  for (int i = 0; i < N; ++i)
+    codes[i] = (zc_u8)(s.inv == 0.0f ? 0u : rules.code(x[i], s, Rules::BY_CHANCE ? drawn[i] : 0));
+  if constexpr (Rules::BY_CHANCE)
+    for (int i = (int)present; i < N; ++i) codes[i] = 0;
   rules.store(s, scale);
   if (rules.bits() == 8)
     __builtin_memcpy(planes, codes, N);
@@ -188,7 +189,7 @@ static void sum_short(const Rules &rules, const Layout &at, const zc_u8 *const *
   if constexpr (Rules::bits() == 4) {
     __m256 of_chunks[N / 8];
     for (zc_i64 w = 0; w < k; ++w) {
-      const __m256 scale = _mm256_set1_ps(rules.scale_at(wires[w], at, b));
+      const __m256 scale = _mm256_set1_ps(rules.shared(wires[w], at, b));
       for (int i = 0; i < N / 16; ++i) {
         const __m128i bytes = _mm_loadl_epi64((const __m128i *)(wires[w] + at.codes_at(b) + 8 * i));
         const __m256i pairs = _mm256_cvtepu8_epi32(bytes);
@@ -205,14 +206,14 @@ static void sum_short(const Rules &rules, const Layout &at, const zc_u8 *const *
   float total[N];
   for (zc_i64 w = 0; w < k; ++w) {
     const zc_u8 *planes = wires[w] + at.codes_at(b);
-    const float scale = rules.scale_at(wires[w], at, b);
+    const float scale = rules.shared(wires[w], at, b);
     float x[N];
     if (rules.bits() == 8)
-      for (int i = 0; i < N; ++i) x[i] = zc_mul(rules.value(planes[i]), scale);
+      for (int i = 0; i < N; ++i) x[i] = rules.value(planes[i], scale);
     else
       for (int i = 0; i < N / 2; ++i) {
-        x[i] = zc_mul(rules.value(planes[i] & 15), scale);
-        x[i + N / 2] = zc_mul(rules.value(planes[i] >> 4), scale);
+        x[i] = rules.value(planes[i] & 15, scale);
+        x[i + N / 2] = rules.value(planes[i] >> 4, scale);
       }
     for (int i = 0; i < N; ++i) total[i] = w == 0 ? x[i] : zc_add(total[i], x[i]);
   }
@@ -220,29 +221,33 @@ static void sum_short(const Rules &rules, const Layout &at, const zc_u8 *const *
 }
 
 // Encodes the regions of nvfp4 that begin with block b, from count elements at source.
-template <class E>
-static void encode_regions(const Layout &at, zc_i64 b, const zc_u8 *source, zc_i64 count, zc_u8 *wire) {
+template <class E, bool CHANCE>
+static void encode_regions(const Layout &at, zc_i64 b, const zc_u8 *source, zc_i64 count, const Chance &chance,
+                           zc_u8 *wire) {
   constexpr zc_i64 N = ZC_NVFP4_BLOCK, REGION = ZC_NVFP4_REGION;
-  NvFp4Rules rules;
+  NvFp4Rules<CHANCE> rules;
+  zc_u16 room[CHANCE ? REGION + 2 * SPAN : 1];
   for (zc_i64 lo = 0; lo < count; lo += REGION, b += REGION / N) {
     const zc_i64 present = count - lo < REGION ? count - lo : REGION, n_blocks = (present + N - 1) / N;
     float x[REGION];
     convert<E, Float32>(source + lo * E::size, present, (zc_u8 *)x);
     for (zc_i64 i = present; i < n_blocks * N; ++i) x[i] = 0.0f;
-    zc_u32 amax[REGION / N], of_region = 0;
+    const zc_u16 *drawn = CHANCE ? draw_elements(chance.from(b * N), present, room) : room;
+    Amax seen[REGION / N];
+    zc_i32 of_region = 0;
     for (zc_i64 i = 0; i < n_blocks; ++i) {
-      amax[i] = amax_of<N>(x + i * N);
-      of_region = amax[i] < ZC_INF && amax[i] > of_region ? amax[i] : of_region;
+      seen[i] = amax_of<N>(x + i * N);
+      of_region = seen[i].bits < (zc_i32)ZC_INF && seen[i].bits > of_region ? seen[i].bits : of_region;
     }
-    rules.region = zc_nvfp4_region(of_region);
+    rules.region = zc_nvfp4_region((zc_u32)of_region);
     ((float_at *)wire)[b * N / REGION] = zc_float(rules.region.bits << 16);
     for (zc_i64 i = 0; i < n_blocks; ++i) {
       zc_u8 *scale = wire + at.scale_at(b + i), *planes = wire + at.codes_at(b + i);
       if (at.stored(b + i) == N)
-        encode_short(rules, x + i * N, amax[i], scale, planes);
+        encode_short(rules, x + i * N, at.present(b + i), seen[i], CHANCE ? drawn + i * N : room, scale, planes);
       else
-        encode_block<Float32>(rules, (const zc_u8 *)(x + i * N), at.present(b + i), at.stored(b + i), Chance(), scale,
-                              planes);
+        encode_block<Float32>(rules, (const zc_u8 *)(x + i * N), at.present(b + i), at.stored(b + i),
+                              chance.from((b + i) * N), scale, planes);
     }
   }
 }

@@ -26,9 +26,9 @@ constexpr zc_i64 GROUP = 8;  // blocks whose scales are computed together: divis
 
 ZC_FN bool is_usual(const zc_codec &codec) {
   if (codec.block % 64 != 0) return false;
-  if (codec.kind == ZC_FP8_BLOCK) return true;
+  if (codec.kind == ZC_FP8_BLOCK) return codec.rounding == ZC_NEAREST;
   return codec.kind == ZC_INT_BLOCK && (codec.bits == 8 || codec.bits == 4) &&
-         (codec.rounding != ZC_STOCHASTIC || codec.block <= TILE);
+         (codec.rounding == ZC_NEAREST || (codec.rounding == ZC_STOCHASTIC && codec.block <= TILE));
 }
 
 // The usual codes, as the loops below take them. IS_SLOW: so much is computed that memory must be asked for ahead.

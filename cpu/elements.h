@@ -7,6 +7,7 @@
 typedef float float_at __attribute__((aligned(1), may_alias));
 typedef double double_at __attribute__((aligned(1), may_alias));
 typedef zc_u16 u16_at __attribute__((aligned(1), may_alias));
+typedef zc_u32 u32_at __attribute__((aligned(1), may_alias));
 typedef zc_u64 u64_at __attribute__((aligned(1), may_alias));
 
 struct Float32 {

@@ -9,6 +9,7 @@
 
 #include "../cuda/fp8_block.cuh"
 #include "../cuda/hadamard.cuh"
+#include "../cuda/int_asym.cuh"
 #include "../cuda/int_block.cuh"
 #include "../cuda/mx_block.cuh"
 #include "../cuda/nvfp4.cuh"
@@ -93,15 +94,25 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
     x += whole * at.block * E::size;
   }
 #endif
-  if (codec.kind == ZC_NVFP4) return encode_regions<E>(at, b, x, count, wire);
+  if (codec.kind == ZC_NVFP4) {
+    if (codec.rounding == ZC_STOCHASTIC) return encode_regions<E, true>(at, b, x, count, chance, wire);
+    return encode_regions<E, false>(at, b, x, count, chance, wire);
+  }
   with_rules(codec, [&](auto rules) {
-    if constexpr (decltype(rules)::SHORT != 0)
-      for (; b < end && at.stored(b) == at.block; ++b, x += at.block * E::size) {
-        float of_block[decltype(rules)::SHORT] = {0};
+    typedef decltype(rules) Rules;
+    if constexpr (Rules::SHORT != 0) {
+      zc_u16 room[Rules::BY_CHANCE ? TILE + 2 * SPAN : 1];
+      const zc_u16 *drawn = room;
+      for (zc_i64 first = b; b < end && at.stored(b) == at.block; ++b, x += at.block * E::size) {
+        const zc_i64 in_tile = (b - first) * at.block % TILE, left = (end - b) * at.block;
+        if (Rules::BY_CHANCE && in_tile == 0)
+          drawn = draw_elements(chance.from(b * at.block), left < TILE ? left : TILE, room);
+        float of_block[Rules::SHORT] = {0};
         convert<E, Float32>(x, at.present(b), (zc_u8 *)of_block);
-        encode_short(rules, of_block, amax_of<decltype(rules)::SHORT>(of_block), wire + at.scale_at(b),
-                     wire + at.codes_at(b));
+        encode_short(rules, of_block, at.present(b), amax_of<Rules::SHORT>(of_block),
+                     Rules::BY_CHANCE ? drawn + in_tile : room, wire + at.scale_at(b), wire + at.codes_at(b));
       }
+    }
     for (; b < end; ++b, x += at.block * E::size)
       encode_block<E>(rules, x, at.present(b), at.stored(b), chance.from(b * at.block), wire + at.scale_at(b),
                       wire + at.codes_at(b));

@@ -9,20 +9,20 @@
 #include <cstddef>
 #include <cstdint>
 
-#define ZC_ABI 4  // counted up when anything below changes; zcomm/engines/native.py refuses another number
+#define ZC_ABI 5  // counted up when anything below changes; zcomm/engines/native.py refuses another number
 #define ZC_EXPORT extern "C" __attribute__((visibility("default")))
 
 enum zc_dtype : int32_t { ZC_FLOAT32, ZC_BFLOAT16, ZC_FLOAT16, ZC_FLOAT64 };  // zcomm/buffers.py, DType
-enum zc_kind : int32_t { ZC_RAW, ZC_CAST, ZC_INT_BLOCK, ZC_FP8_BLOCK, ZC_MX_BLOCK, ZC_NVFP4 };
+enum zc_kind : int32_t { ZC_RAW, ZC_CAST, ZC_INT_BLOCK, ZC_INT_ASYM, ZC_FP8_BLOCK, ZC_MX_BLOCK, ZC_NVFP4 };
 enum zc_form : int32_t { ZC_E4M3, ZC_E5M2, ZC_E2M1 };
-enum zc_rounding : int32_t { ZC_NEAREST, ZC_STOCHASTIC };
+enum zc_rounding : int32_t { ZC_NEAREST, ZC_STOCHASTIC, ZC_SHIFT };
 
 struct zc_codec {
   int32_t kind;      // zc_kind
   int32_t element;   // raw, cast: the zc_dtype on the wire; block codecs of floats: the zc_form of a code
   int32_t bits;      // block codecs: of a code
   int32_t block;     // block codecs: elements that share a scale
-  int32_t rounding;  // int_block: zc_rounding
+  int32_t rounding;  // block codecs: zc_rounding
   int32_t rotated;   // block codecs: 1 inside hadamard
 };
 

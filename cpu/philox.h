@@ -94,3 +94,9 @@ ZC_FN const zc_u16 *draw_elements(const Chance &chance, zc_i64 count, zc_u16 *ro
     draw_span(keys, (first - (zc_u64)skipped + (zc_u64)at) / 8, room + at);
   return room + skipped;
 }
+
+// Those of the first element.
+ZC_FN zc_u32 draw_one(const Chance &chance) {
+  const zc_u64 element = chance.draw->first + (zc_u64)chance.start;
+  return zc_half_word(zc_philox(element / 8, chance.draw->call, chance.draw->seed), (zc_u32)(element % 8));
+}

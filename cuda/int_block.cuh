@@ -2,6 +2,7 @@
 //
 //   chunk:  [bfloat16 scales of block 0, 1, ...][zeros to 16][codes of block 0, 1, ...][zeros to 16]
 //   codes:  one plane per field of 8, 4, 2, 1 bits that adds up to the width, low bits first: field f is there if bits & f
+//   "shift": a scale is 4 bytes, its bfloat16 and behind it the block's sixteen random bits
 //   plane:  byte j holds elements j (low bits), j + r/k, j + 2r/k, ... of the block's r; k = 8 / field
 //
 // No clamp is needed: with scale >= amax / qmax, |x * inv| <= qmax (1 + 2^-21) rounds to qmax at most, and at the cap
@@ -15,7 +16,7 @@
 #define ZC_NAN_SCALE 0x7fc0u      // the scale of a block that holds a NaN or an Inf
 
 struct zc_scale {
-  zc_u32 bits;  // bfloat16, as it travels
+  zc_u32 bits;  // bfloat16, as it travels; shift: and the block's random bits above
   float inv;    // what elements are multiplied with; 0: every code of the block is 0
 };
 
@@ -49,6 +50,16 @@ ZC_FN zc_i32 zc_code(float x, float inv) { return zc_round(zc_mul(x, inv)); }
 ZC_FN zc_i32 zc_code_by_chance(float x, float inv, zc_u32 chance, zc_i32 qmax) {
   zc_i32 q = (zc_i32)zc_add(zc_mul(x, inv), zc_float(0x43000000u | chance)) - 128;
   return q > qmax ? qmax : q < -qmax ? -qmax : q;
+}
+
+// "shift": every element of a block is rounded by the block's random bits, those of its first element, and decoded less
+// what they added on the mean: zc_mul(code, scale) and zc_shift(bits), both exact, are added.
+ZC_FN zc_scale zc_shifted(zc_scale scale, zc_u32 chance) {
+  scale.bits |= scale.inv == 0.0f ? 0u : chance << 16;
+  return scale;
+}
+ZC_FN float zc_shift(zc_u32 bits) {
+  return zc_mul(zc_add(0.5f, -zc_mul((float)(zc_i32)(bits >> 16), 1.52587890625e-05f)), zc_from_bf16((zc_u16)bits));
 }
 
 // Where the codes of a chunk of n elements begin, and how many bytes those of its first n elements take.

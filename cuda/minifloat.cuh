@@ -4,7 +4,8 @@
 //   e5m2   s eeeee mm   bias 15   largest 57344 = 0x7b   0x7c is Inf, 0x7d to 0x7f are NaN
 //   e2m1   s ee m       bias 1    largest 6 = 0x7        neither
 //
-// Rounding is to nearest, ties to even; what is too large becomes the largest. Same names in zcomm/wire/minifloat.py.
+// Rounding is to nearest, ties to even, or by chance; what is too large becomes the largest. Same names in
+// zcomm/wire/minifloat.py.
 #ifndef ZCOMM_MINIFLOAT_CUH
 #define ZCOMM_MINIFLOAT_CUH
 
@@ -37,6 +38,21 @@ ZC_FN zc_u32 zc_to_mini(float x) {
   const zc_u32 anchor = (zc_u32)(127 + 24 - Form::BIAS - Form::MANTISSA) << 23;
   const zc_u32 subnormal = zc_bits(zc_add(zc_float(m), zc_float(anchor))) - anchor;
   const zc_u32 code = m < (zc_u32)(128 - Form::BIAS) << 23 ? subnormal : normal;
+  return (code > Form::LARGEST_CODE ? Form::LARGEST_CODE : code) | u >> 31 << (Form::BITS - 1);
+}
+
+// One of the two codes around a number that is no NaN, by sixteen random bits, so that their mean is the number. A carry
+// out of the fraction moves on to the next exponent. The half makes what is cut off below the random bits round to nearest.
+template <class Form>
+ZC_FN zc_u32 zc_to_mini_by_chance(float x, zc_u32 chance) {
+  const zc_i32 shift = 23 - Form::MANTISSA;
+  const zc_u32 u = zc_bits(x), m = u & ZC_MAGNITUDE, smallest = (zc_u32)(128 - Form::BIAS) << 23;  // normal one
+  const zc_u32 normal = ((m + (chance << (shift - 16)) + (1u << (shift - 17))) >> shift) -
+                        ((zc_u32)(127 - Form::BIAS) << Form::MANTISSA);
+  // The format's smallest steps are counted as integers are, by zc_code_by_chance.
+  const float steps = zc_mul(zc_float(m < smallest ? m : smallest), zc_float((zc_u32)(126 + Form::BIAS + Form::MANTISSA) << 23));
+  const zc_u32 subnormal = (zc_u32)(zc_i32)zc_add(steps, zc_float(0x43000000u | chance)) - 128;
+  const zc_u32 code = m < smallest ? subnormal : normal;
   return (code > Form::LARGEST_CODE ? Form::LARGEST_CODE : code) | u >> 31 << (Form::BITS - 1);
 }
 

@@ -23,11 +23,12 @@ ZC_FN zc_scale zc_nvfp4_region(zc_u32 amax) { return zc_block_scale(amax, ZC_NVF
 
 ZC_FN float zc_nvfp4_value(zc_u32 code, float region) { return zc_mul(zc_from_mini<zc_e4m3>(code), region); }
 
-// The scale of a block, from its largest magnitude bits.
-ZC_FN zc_scale zc_nvfp4_scale(zc_u32 amax, zc_scale region) {
+// The scale of a block, from its largest magnitude bits. Codes by chance must not be cut off: then it is rounded up.
+ZC_FN zc_scale zc_nvfp4_scale(zc_u32 amax, zc_scale region, bool by_chance = false) {
   const bool bad = amax >= ZC_INF;
-  const float sixth = zc_div(zc_float(bad ? 0u : amax), zc_e2m1::LARGEST);
-  const zc_u32 code = zc_to_mini<zc_e4m3>(zc_mul(sixth, region.inv));
+  const float exact = zc_mul(zc_div(zc_float(bad ? 0u : amax), zc_e2m1::LARGEST), region.inv);
+  zc_u32 code = zc_to_mini<zc_e4m3>(exact);
+  if (by_chance && code < zc_e4m3::LARGEST_CODE && zc_from_mini<zc_e4m3>(code) < exact) ++code;
   zc_scale scale;
   scale.bits = bad ? ZC_NVFP4_NAN_SCALE : code;
   const float value = zc_nvfp4_value(code == 0 ? 0x38u : code, code == 0 ? 1.0f : zc_float(region.bits << 16));

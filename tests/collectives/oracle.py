@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zcomm.buffers import DType
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 
@@ -64,7 +63,7 @@ def reduced_shard(
     """The float32 sum that the owner of a shard forms."""
     if topology is None:
         return finished(added([through(codec, part) for part in parts]), op, len(parts), factor)
-    early = getattr(codec, "dtype", None) is DType.FLOAT16
+    early = not codec.holds_sums
     partial = []
     for ranks in topology.ranks_of_node:
         node_sum = added([through(intra_codec, parts[rank]) for rank in ranks])

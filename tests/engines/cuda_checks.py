@@ -26,7 +26,7 @@ MISALIGNED = (1, 2, 4, 8, 12, 31)
 
 def counts(kind: Codec, rng: np.random.Generator) -> list[int]:
     """Element counts at and around the edges of blocks, and odd ones."""
-    block = getattr(kind, "block", 64)
+    block = max(kind.block, 8)
     few = min(block, 300)
     return [1, int(rng.integers(2, 70)), block - 1, block, block + 1, int(rng.integers(3 * few, 9 * few)), 8 * few]
 
@@ -86,7 +86,7 @@ def summed_again(
     out = inputs.Room(codec_out.nbytes(n), offset)
     engine.reduce_encode(kind, [room.address for room in rooms], n, finish, codec_out, out.address)
     wire = out.taken()
-    dtype = getattr(codec_out, "dtype", None)
+    dtype = codec_out.dtype
     if dtype is None:
         return wire
     assert not any(wire[n * dtype.itemsize :]), "padding is not zero"

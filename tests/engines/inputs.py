@@ -172,7 +172,7 @@ def reduce_encode(
     out = Room(codec_out.nbytes(n), offset)
     engine.reduce_encode(codec, [s.address for s in sources], n, finish, codec_out, out.address, draw)  # type: ignore[arg-type]
     wire = out.taken()
-    dtype = getattr(codec_out, "dtype", None)
+    dtype = codec_out.dtype
     if dtype is None:
         return wire
     elements_nbytes = n * dtype.itemsize

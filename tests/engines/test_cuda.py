@@ -231,7 +231,7 @@ def test_the_last_elements_of_a_giant_chunk_are_computed_right(n: int, spec: str
     # Only the last CTAs of each launch run: they have the last whole block and the partial one.
     kind, dtype = codec(spec), DType.FLOAT16
     launcher = CpuLauncher(library, max_ctas=UNLIMITED, schedule=Schedule(n_last_ctas=2))
-    n_last = getattr(kind, "block", 8) + n % getattr(kind, "block", 8)
+    n_last = max(kind.block, 8) + n % max(kind.block, 8)
     last = inputs.elements("normal", np.random.default_rng(7), n_last, dtype)
     small = np.frombuffer(inputs.encode(REFERENCE, kind, last, dtype), np.uint8)
     try:

@@ -66,7 +66,7 @@ FINISHES = [NO_FINISH, Finish(factor=0.3), Finish(divisor=7), Finish(factor=-1e-
 
 def counts(kind: Codec, rng: np.random.Generator) -> list[int]:
     """Three element counts: at and around the edges of blocks, and odd ones."""
-    block = getattr(kind, "block", 64)
+    block = max(kind.block, 8)
     several = int(rng.integers(2 * min(block, 512), 9 * min(block, 512)))
     return [int(rng.choice((1, rng.integers(2, 70)))), int(rng.choice((block - 1, block, block + 1))), several]
 

@@ -10,6 +10,7 @@ import numpy as np
 from zcomm.errors import CodecError
 from zcomm.wire.codec import WIRE_ALIGNMENT, Codec
 from zcomm.wire.draw import Draw
+from zcomm.wire.raw import Raw
 from zcomm.wire.registry import codec
 
 VECTORS = Path(__file__).with_name("vectors")
@@ -19,8 +20,7 @@ DRAW = Draw(seed=2**40 + 9, call=3, first=2**33 + 13)  # for codecs that round b
 
 def element_type(kind: Codec) -> np.dtype:
     """What the codec's encode takes: float32, but raw's own."""
-    dtype = getattr(kind, "dtype", None)
-    return dtype.numpy if str(kind).startswith("raw") and dtype is not None else np.dtype(np.float32)
+    return kind.dtype.numpy if isinstance(kind, Raw) else np.dtype(np.float32)
 
 
 def encoded(kind: Codec, x: np.ndarray, draw: Draw = DRAW) -> np.ndarray:

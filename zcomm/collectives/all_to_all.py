@@ -107,7 +107,7 @@ def two_hops(parts: Parts) -> Schedule:
     """Schedule of an all-to-all through porters. See [Note: parts in chunks]."""
     layout = Layout(parts.rank, parts.topology, parts.itemsize)
     most = max(max(row) for row in (*parts.rows.values(), parts.receives))
-    unit = math.lcm(SHARD_ALIGNMENT, getattr(parts.codec, "block", 1), getattr(parts.intra_codec, "block", 1))
+    unit = math.lcm(SHARD_ALIGNMENT, parts.codec.block, parts.intra_codec.block)
     usual = max(unit, parts.chunk_elems // len(parts.sends))
     number = len(_cuts(0, most, usual, unit))
     return layout.schedule([_chunk(layout, parts, at, usual, unit) for at in range(number)], _ROUTES * MOST_CHUNKS)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from zcomm.buffers import DType
 from zcomm.collectives.schedule import Hop, Job, Layout, Message, Piece, Route, Schedule, Steps, Sum
 from zcomm.wire.codec import Codec
 
@@ -191,8 +190,8 @@ def _scatter(layout: Layout, job: Job, number: int) -> _ReduceScatter:
         n_elems_out=sum(cut[shard].n_elems for shard in mine if shard != me),
     )
     total = Sum(tuple(arrived), cut[me].n_elems, cut[me].start - job.shards[me].start, -1, cut[me].start, Hop.TOTAL)
-    # fp16 cannot hold every node's partial sum of a mean it can hold: divide before the second hop, not after.
-    finish_early = getattr(job.codec, "dtype", None) is DType.FLOAT16
+    # A wire that cannot hold every node's partial sum of a mean it can hold: divide before the second hop, not after.
+    finish_early = not job.codec.holds_sums
     return _ReduceScatter(
         job.codec,
         job.intra_codec,

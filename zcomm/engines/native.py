@@ -22,13 +22,15 @@ from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw, check_draw
 from zcomm.wire.fp8_block import Fp8Block
 from zcomm.wire.hadamard import Hadamard
+from zcomm.wire.int_asym import IntAsym
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.minifloat import E2M1, E4M3, E5M2
 from zcomm.wire.mx_block import MxBlock
 from zcomm.wire.nvfp4 import NvFp4
+from zcomm.wire.options import NEAREST, SHIFT, STOCHASTIC
 from zcomm.wire.raw import Raw
 
-_ABI = 4  # ZC_ABI of cpu/native.h
+_ABI = 5  # ZC_ABI of cpu/native.h
 _ADVICE = "install g++ or clang++ and run pip install again"
 
 
@@ -56,7 +58,7 @@ class NativeEngine:
 
     def supports(self, codec: Codec) -> bool:
         """Whether the library has loops for this codec."""
-        return isinstance(codec.inner if isinstance(codec, Hadamard) else codec, _SUPPORTED)
+        return _known(codec) is not None
 
     def encode(
         self,
@@ -146,40 +148,47 @@ class _Draw(ctypes.Structure):
     _fields_ = (("seed", ctypes.c_uint64), ("call", ctypes.c_uint64), ("first", ctypes.c_uint64))
 
 
-_SUPPORTED = (Cast, Fp8Block, IntBlock, MxBlock, NvFp4, Raw)
-_RAW, _CAST, _INT_BLOCK, _FP8_BLOCK, _MX_BLOCK, _NVFP4 = range(6)  # zc_kind of cpu/native.h
+_RAW, _CAST, _INT_BLOCK, _INT_ASYM, _FP8_BLOCK, _MX_BLOCK, _NVFP4 = range(7)  # zc_kind of cpu/native.h
 _FORMS = {E4M3: 0, E5M2: 1, E2M1: 2}  # zc_form
-_ROUNDINGS = {"nearest": 0, "stochastic": 1}  # zc_rounding
+_ROUNDINGS = {NEAREST: 0, STOCHASTIC: 1, SHIFT: 2}  # zc_rounding
 
 
 def _drawn(codec: Codec, draw: Draw | None) -> Any:
     """The draw as the library takes it; None where nothing is left to chance."""
-    inner = codec.inner if isinstance(codec, Hadamard) else codec
-    if isinstance(inner, IntBlock) and inner.rounding != "nearest":
-        return _Draw(*check_draw(codec, draw))
-    return None
+    return _Draw(*check_draw(codec, draw)) if codec.by_chance else None
 
 
 @lru_cache(maxsize=256)
 def _record(codec: Codec) -> _Record:
     """The codec as the library takes it, made once."""
+    record = _known(codec)
+    if record is None:
+        raise EngineError(f"the native engine cannot compute codec {codec}; use the reference engine for it")
+    return record
+
+
+def _known(codec: Codec) -> _Record | None:
+    """The codec as the library takes it, if it has loops for it."""
     if isinstance(codec, Hadamard):
-        record = _Record.from_buffer_copy(_record(codec.inner))
-        record.rotated = 1
+        record = _known(codec.inner)
+        if record is not None:
+            record.rotated = 1
         return record
     if isinstance(codec, IntBlock):
         return _Record(_INT_BLOCK, 0, codec.bits, codec.block, _ROUNDINGS[codec.rounding])
+    if isinstance(codec, IntAsym):
+        return _Record(_INT_ASYM, 0, codec.bits, codec.block, _ROUNDINGS[codec.rounding])
     if isinstance(codec, Fp8Block):
-        return _Record(_FP8_BLOCK, _FORMS[codec.form], codec.form.bits, codec.block)
+        return _Record(_FP8_BLOCK, _FORMS[codec.form], codec.bits, codec.block, _ROUNDINGS[codec.rounding])
     if isinstance(codec, MxBlock):
-        return _Record(_MX_BLOCK, _FORMS[codec.form], codec.form.bits, codec.block)
+        return _Record(_MX_BLOCK, _FORMS[codec.form], codec.bits, codec.block, _ROUNDINGS[codec.rounding])
     if isinstance(codec, NvFp4):
-        return _Record(_NVFP4, _FORMS[E2M1], E2M1.bits, nvfp4.BLOCK)
+        return _Record(_NVFP4, _FORMS[E2M1], E2M1.bits, nvfp4.BLOCK, _ROUNDINGS[codec.rounding])
     if isinstance(codec, Cast):
         return _Record(_CAST, codec.dtype)
     if isinstance(codec, Raw):
         return _Record(_RAW, codec.dtype)
-    raise EngineError(f"the native engine cannot compute codec {codec}; use the reference engine for it")
+    return None
 
 
 @lru_cache(maxsize=256)

@@ -74,9 +74,9 @@ def rows(
     x: np.ndarray,  # (n,)
     stored: int,
 ) -> np.ndarray:  # (m, stored)
-    """x as rows, its missing elements 0."""
+    """x as rows, its missing elements like the last one."""
     missing = -x.size % stored
-    return (np.pad(x, (0, missing)) if missing else x).reshape(-1, stored)
+    return (np.pad(x, (0, missing), "edge") if missing else x).reshape(-1, stored)
 
 
 def amax_bits(
@@ -91,6 +91,20 @@ def from_bfloat16(
 ) -> np.ndarray:  # float32 (m,)
     """bfloat16 numbers from their bits."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def bfloat16_above(
+    x: np.ndarray,  # float32 (m,), positive and under the largest bfloat16
+) -> np.ndarray:  # uint16 (m,)
+    """The smallest bfloat16 that is not below."""
+    return ((x.view(np.uint32) + np.uint32(0xFFFF)) >> 16).astype(np.uint16)
+
+
+def to_bfloat16_bytes(
+    *columns: np.ndarray,  # uint16 (m,) each
+) -> np.ndarray:  # uint8 (m, 2 * columns)
+    """Numbers of 16 bits as the bytes of each block's scale."""
+    return np.stack(columns, axis=1).view(np.uint8)
 
 
 def scale_cap(largest: int) -> int:

@@ -40,6 +40,21 @@ class Cast:
         """The dtype of the elements on the wire."""
         return DType[self.element.upper()]
 
+    @property
+    def block(self) -> int:
+        """No elements share anything."""
+        return 1
+
+    @property
+    def by_chance(self) -> bool:
+        """Nothing is left to chance."""
+        return False
+
+    @property
+    def holds_sums(self) -> bool:
+        """Whether the wire's dtype has float32's range."""
+        return self.dtype is not DType.FLOAT16
+
     def for_dtype(self, dtype: DType) -> Cast:
         """Itself: the wire's dtype does not depend on the elements'."""
         return self

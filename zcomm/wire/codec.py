@@ -6,7 +6,7 @@ every engine must match byte for byte; collectives never call them, they ask an 
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,26 @@ class Codec(Protocol):
 
     def __hash__(self) -> int:
         """Codecs are keys: equal codecs hash alike."""
+        ...
+
+    @property
+    def block(self) -> int:
+        """Elements that share anything, such as a scale: chunks are cut between blocks. 1 where none do."""
+        ...
+
+    @property
+    def dtype(self) -> DType | None:
+        """The dtype on the wire, where a chunk is elements and padding, as in raw and cast; None where it is codes."""
+        ...
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether encoding needs a draw."""
+        ...
+
+    @property
+    def holds_sums(self) -> bool:
+        """Whether it holds the sum of what it holds: fp16 does not, so a mean is divided before its second hop."""
         ...
 
     def for_dtype(self, dtype: DType) -> Codec:
@@ -65,6 +85,26 @@ class Codec(Protocol):
     ) -> np.ndarray:  # float64 (n,)
         """Largest |decode(encode(x)) - x| of each element, unnarrowed; inf where its block is not finite."""
         ...
+
+
+_Self = TypeVar("_Self", bound="Quantizer")
+
+
+class Quantizer:
+    """What codecs of codes have in common, for them to inherit: the wire does not depend on the elements' dtype."""
+
+    __slots__ = ()
+    dtype: ClassVar[DType | None] = None
+    holds_sums: ClassVar[bool] = True
+
+    @property
+    def by_chance(self) -> bool:
+        """Nothing is left to chance, unless the codec says so."""
+        return False
+
+    def for_dtype(self: _Self, dtype: DType) -> _Self:
+        """Itself."""
+        return self
 
 
 def check_chunk(

@@ -56,6 +56,16 @@ def half_words(
     return halves.reshape(-1)[skipped : skipped + n_elems]
 
 
+def by_chance(
+    steps: np.ndarray,  # float32, magnitudes under 128.5, or whatever is not used
+    chance: np.ndarray,  # uint16, as many or one for each row
+) -> np.ndarray:  # float32, integers
+    """Down to an integer, or up with the probability of what is left over, in multiples of 2^-16."""
+    # 128 makes the sum positive and its last bit 2^-16; 128 + chance is exact.
+    with np.errstate(all="ignore"):
+        return np.floor(steps + (np.float32(128) + chance.astype(np.float32) * np.float32(2.0**-16))) - np.float32(128)
+
+
 def philox(
     counter: tuple[np.ndarray, ...],  # 4 x uint64 (m,), of which the low 32 bits count
     key: int,  # 64 bits

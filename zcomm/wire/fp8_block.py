@@ -3,112 +3,95 @@
     chunk:   [bfloat16 scales of block 0, 1, ...][zeros to 16][codes of element 0, 1, ...][zeros to 16]
 
 The scale takes the block's largest magnitude to the format's largest, 448 or 57344, and is rounded away from zero, so
-nothing clips. A code's number times its scale is exact in fp32. The rules, one by one: docs/wire-format.md, fp8_block.
-Same names in cuda/fp8_block.cuh.
+nothing clips. A code's number times its scale is exact in fp32. Codes are rounded to nearest, ties to even, or, spelled
+"fp8_e4m3:stochastic", up or down by chance. The rules, one by one: docs/wire-format.md, fp8_block. Same names in
+cuda/fp8_block.cuh.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
-from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.blocks import BLOCK_STEP, TINY, Scales, amax_bits, block_scales, blocks, check_block, rows
-from zcomm.wire.codec import check_chunk, check_count, padded
-from zcomm.wire.draw import Draw
+from zcomm.wire.block_loops import BlockQuantizer, Coded
+from zcomm.wire.blocks import TINY, Scales, amax_bits, block_scales, check_block, from_bfloat16, to_bfloat16_bytes
 from zcomm.wire.minifloat import E4M3, E5M2, MiniFloat, from_mini, rounding_bound, to_mini
+from zcomm.wire.options import NEAREST, STOCHASTIC, check_rounding, take_block, take_word
 
 DEFAULT_BLOCK = 128
+ROUNDINGS = (NEAREST, STOCHASTIC)
 _FORMS = {form.name: form for form in (E4M3, E5M2)}
 # 2^-96 and 2^-80: above, numbers times scales, and sums of them, are never subnormal.
 _TINY = {"e4m3": TINY, "e5m2": 0x17800000}
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8Block:
-    """Elements over their block's scale as "e4m3" or "e5m2", rounded to nearest, ties to even."""
+class Fp8Block(BlockQuantizer):
+    """Elements over their block's scale as "e4m3" or "e5m2", rounded to "nearest" or "stochastic"."""
 
     element: str
     block: int = DEFAULT_BLOCK
+    rounding: str = NEAREST
 
     def __post_init__(self) -> None:
         if self.element not in tuple(_FORMS):
             raise CodecError(f"fp8_block has elements {' or '.join(_FORMS)}, got {self.element!r}; use one of these")
         check_block(f"fp8_{self.element}", self.block, DEFAULT_BLOCK)
+        check_rounding(f"fp8_{self.element}", self.rounding, ROUNDINGS)
 
     def __str__(self) -> str:
-        return f"fp8_{self.element}" if self.block == DEFAULT_BLOCK else f"fp8_{self.element}:{self.block}"
+        block = "" if self.block == DEFAULT_BLOCK else f":{self.block}"
+        return f"fp8_{self.element}{block}" + ("" if self.rounding == NEAREST else f":{self.rounding}")
 
     @property
     def form(self) -> MiniFloat:
         """The format of the codes."""
         return _FORMS[self.element]
 
-    def for_dtype(self, dtype: DType) -> Fp8Block:
-        """Itself: the bytes do not depend on the elements' dtype."""
-        return self
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return 8
 
-    def nbytes(self, n_elems: int) -> int:
-        """Scales, padded, and codes, padded."""
-        check_count(n_elems)
-        return self._codes_offset(n_elems) + padded(-(-n_elems // BLOCK_STEP) * BLOCK_STEP)
+    @property
+    def by_chance(self) -> bool:
+        """Unless to nearest."""
+        return self.rounding != NEAREST
 
-    def encode(
+    def encode_rows(
         self,
-        x: np.ndarray,  # float32 (n,)
-        out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
-        draw: Draw | None = None,  # unused: nothing is left to chance
-    ) -> None:
-        """Round x block by block into out. Raises CodecError if out has another size."""
-        check_chunk(self, x, DType.FLOAT32, out)
-        out[:] = 0
-        for part in blocks(x.size, self.block, 8, self._codes_offset(x.size)):
-            elements = rows(x[part.elements], part.stored)
-            scales = self._scales(elements)
-            out[2 * part.first : 2 * (part.first + part.n_blocks)] = scales.bits.view(np.uint8)
-            with np.errstate(all="ignore"):
-                scaled = elements * scales.inv[:, None]
-            scaled[scales.inv == 0] = 0
-            out[part.codes] = to_mini(scaled, self.form).reshape(-1)
+        elements: np.ndarray,  # float32 (m, r)
+        chance: np.ndarray | None,  # uint16 (m, r)
+    ) -> Coded:
+        """Elements over their scale as floats of 8 bits."""
+        scales = self._scales(elements)
+        with np.errstate(all="ignore"):
+            scaled = elements * scales.inv[:, None]
+        scaled[scales.inv == 0] = 0
+        return Coded(to_bfloat16_bytes(scales.bits), to_mini(scaled, self.form, chance))
 
-    def decode(
+    def decode_rows(
         self,
-        wire: np.ndarray,  # uint8 (self.nbytes(n),)
-        out: np.ndarray,  # float32 (n,), written
-    ) -> None:
-        """Codes' numbers times scales. Raises CodecError if wire has another size."""
-        check_chunk(self, out, DType.FLOAT32, wire)
-        for part in blocks(out.size, self.block, 8, self._codes_offset(out.size)):
-            numbers = from_mini(wire[part.codes].reshape(part.n_blocks, -1), self.form)
-            bits = wire[2 * part.first : 2 * (part.first + part.n_blocks)].view(np.uint16)
-            with np.errstate(all="ignore"):
-                elements = numbers * Scales(bits, bits).values[:, None]
-            out[part.elements] = elements.reshape(-1)[: part.elements.stop - part.elements.start]
+        codes: np.ndarray,  # uint8 (m, r)
+        scales: np.ndarray,  # uint8 (m, 2)
+    ) -> np.ndarray:  # float32 (m, r)
+        """Codes' numbers times scales."""
+        return from_mini(codes, self.form) * from_bfloat16(scales.view(np.uint16)[:, 0])[:, None]
 
-    def error_bound(
+    def bound_rows(
         self,
-        x: np.ndarray,  # float32 (n,)
-    ) -> np.ndarray:  # float64 (n,)
-        """Half a step of the element's code times the scale, and a little; |x| in zero blocks; inf in bad ones."""
+        elements: np.ndarray,  # float32 (m, r)
+    ) -> np.ndarray:  # float64 (m, r)
+        """Half a step of the element's code (stochastic: one) times the scale, and a little; |x| in zero blocks."""
         # As for int_block: fl(x inv) = x/s (1 + c), |c| < 2^-21, and nothing clips.
-        bound = np.empty(x.size, np.float64)
-        for part in blocks(x.size, self.block, 8, self._codes_offset(x.size)):
-            elements = rows(x[part.elements], part.stored)
-            scales = self._scales(elements)
-            step = scales.values[:, None].astype(np.float64)
-            with np.errstate(invalid="ignore", divide="ignore"):  # signalling NaNs, zero scales
-                magnitude = np.abs(elements.astype(np.float64))
-                coded = rounding_bound(magnitude / step * (1 + 2.0**-21), self.form) * step + 2.0**-21 * magnitude
-            of_rows = np.where(scales.inv[:, None] > 0, coded, np.where(step == 0, magnitude, np.inf))
-            bound[part.elements] = of_rows.reshape(-1)[: part.elements.stop - part.elements.start]
-        return bound
-
-    def _codes_offset(self, n_elems: int) -> int:
-        """Where the codes of a chunk begin."""
-        return padded(2 * -(-n_elems // self.block))
+        scales = self._scales(elements)
+        step = scales.values[:, None].astype(np.float64)
+        magnitude = np.abs(elements.astype(np.float64))
+        in_steps = rounding_bound(magnitude / step * (1 + 2.0**-21), self.form, self.by_chance)
+        coded = in_steps * step + 2.0**-21 * magnitude
+        return np.where(scales.inv[:, None] > 0, coded, np.where(step == 0, magnitude, np.inf))
 
     def _scales(
         self,
@@ -122,12 +105,13 @@ def parse(
     head: str,  # "fp8_e4m3" or "fp8_e5m2"
     options: list[str],  # what followed it, cut at each colon
 ) -> Fp8Block:
-    """Fp8Block from its spelling. Raises CodecError for a block it cannot have, or more than a block."""
-    element = head.removeprefix("fp8_")
-    if not options:
-        return Fp8Block(element)
-    if len(options) > 1 or re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", options[0]) is None:
+    """Fp8Block from its spelling. Raises CodecError for a block it cannot have, or another option."""
+    rest = list(options)
+    block = take_block(rest, DEFAULT_BLOCK)
+    rounding = take_word(rest, ROUNDINGS[1:], NEAREST)
+    if rest:
         raise CodecError(
-            f"{head} takes one option, its block in elements, got {':'.join(options)!r}; write {head}:{DEFAULT_BLOCK}"
+            f"{head} takes a block in elements, then {STOCHASTIC}, got {':'.join(options)!r}; "
+            f"write {head}:{DEFAULT_BLOCK} or {head}:{DEFAULT_BLOCK}:{STOCHASTIC}"
         )
-    return Fp8Block(element, int(options[0]))
+    return Fp8Block(head.removeprefix("fp8_"), block, rounding)

@@ -18,21 +18,21 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import Codec, check_chunk, check_count
+from zcomm.wire.codec import Codec, Quantizer, check_chunk, check_count
 from zcomm.wire.draw import Draw
 
 GROUP = 32  # elements that are rotated together
 
 
 @dataclass(frozen=True, slots=True)
-class Hadamard:
+class Hadamard(Quantizer):
     """A block codec of rotated elements."""
 
     inner: Codec
 
     def __post_init__(self) -> None:
-        block = getattr(self.inner, "block", None)
-        if block is None or isinstance(self.inner, Hadamard):
+        block = self.inner.block
+        if block == 1 or isinstance(self.inner, Hadamard):
             raise CodecError(f"hadamard wraps a codec with blocks, got {self.inner}; use hadamard:int4 or the like")
         if block % GROUP and GROUP % block:
             raise CodecError(f"hadamard needs a block that divides {GROUP} or is a multiple of it, got {self.inner}")
@@ -43,11 +43,12 @@ class Hadamard:
     @property
     def block(self) -> int:
         """Elements that share anything: a scale, a rotation or both."""
-        return max(GROUP, self.inner.block)  # type: ignore[attr-defined]
+        return max(GROUP, self.inner.block)
 
-    def for_dtype(self, dtype: DType) -> Hadamard:
-        """Itself: the bytes do not depend on the elements' dtype."""
-        return self
+    @property
+    def by_chance(self) -> bool:
+        """Where the inner codec does."""
+        return self.inner.by_chance
 
     def n_rotated(self, n_elems: int) -> int:
         """Elements of the inner codec's chunk."""

@@ -4,7 +4,8 @@
     e5m2   s eeeee mm   bias 15   largest 57344 = 0x7b   0x7c is Inf, 0x7d to 0x7f are NaN
     e2m1   s ee m       bias 1    largest 6 = 0x7        neither
 
-Rounding is to nearest, ties to even; what is too large becomes the largest. Same names in cuda/minifloat.cuh.
+Rounding is to nearest, ties to even, or by chance; what is too large becomes the largest. Same names in
+cuda/minifloat.cuh.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+
+from zcomm.wire.draw import by_chance
 
 
 class MiniFloat(NamedTuple):
@@ -39,21 +42,36 @@ E2M1 = MiniFloat("e2m1", 4, 1, 1, 0x7, 6, 0x8)
 def to_mini(
     x: np.ndarray,  # float32, no NaN
     form: MiniFloat,
+    chance: np.ndarray | None = None,  # uint16, same shape: random bits, to round by them
 ) -> np.ndarray:  # uint8, same shape, low form.bits bits used
-    """The nearest code."""
-    shift = 23 - form.mantissa
+    """The nearest code, or by chance one of the two codes around, so that their mean is the number."""
     bits = x.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
-    to_even = np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)
-    normal = ((magnitude + to_even) >> shift) - np.uint32((127 - form.bias) << form.mantissa)
-    # A unit of this number is the format's smallest step.
-    anchor = np.float32(2.0 ** (24 - form.bias - form.mantissa))
     small = magnitude < np.float32(form.smallest_normal).view(np.uint32)
-    with np.errstate(all="ignore"):
-        subnormal = (magnitude.view(np.float32) + anchor).view(np.uint32) - anchor.view(np.uint32)
-    code = np.minimum(np.where(small, subnormal, normal), np.uint32(form.largest_code))
+    code = np.where(small, _subnormal(magnitude, form, chance), _normal(magnitude, form, chance))
     sign = (bits >> 31) << np.uint32(form.bits - 1)
-    return (code | sign).astype(np.uint8)
+    return (np.minimum(code, np.uint32(form.largest_code)) | sign).astype(np.uint8)
+
+
+def _normal(magnitude: np.ndarray, form: MiniFloat, chance: np.ndarray | None) -> np.ndarray:
+    """Codes of magnitudes that have an exponent: a carry out of the fraction moves on to the next one."""
+    shift = 23 - form.mantissa
+    if chance is None:
+        up = np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)
+    else:  # the half makes what is cut off below the random bits round to nearest
+        up = (chance.astype(np.uint32) << (shift - 16)) + np.uint32(1 << (shift - 17))
+    return ((magnitude + up) >> shift) - np.uint32((127 - form.bias) << form.mantissa)
+
+
+def _subnormal(magnitude: np.ndarray, form: MiniFloat, chance: np.ndarray | None) -> np.ndarray:
+    """Codes of magnitudes below, which count the format's smallest steps."""
+    smallest_step = 2.0 ** (1 - form.bias - form.mantissa)
+    with np.errstate(all="ignore"):
+        if chance is None:  # a unit of the anchor is that step
+            anchor = np.float32(smallest_step * 2**23)
+            return (magnitude.view(np.float32) + anchor).view(np.uint32) - anchor.view(np.uint32)
+        steps = magnitude.view(np.float32) * np.float32(1 / smallest_step)
+        return by_chance(np.minimum(steps, np.float32(2**form.mantissa)), chance).astype(np.uint32)
 
 
 def from_mini(
@@ -80,7 +98,8 @@ def _numbers(form: MiniFloat) -> np.ndarray:  # float32 (2^bits,)
 def rounding_bound(
     x: np.ndarray,  # float64, magnitudes
     form: MiniFloat,
+    is_by_chance: bool = False,
 ) -> np.ndarray:  # float64, same shape
-    """Largest distance of each number from its code's: half a step, and what is beyond the largest."""
+    """Largest distance of each number from its code's: half a step, by chance one, and what is beyond the largest."""
     half_step = np.maximum(x, form.smallest_normal) * 2.0 ** -(form.mantissa + 1)
-    return half_step + np.maximum(x - form.largest, 0.0)
+    return half_step * (2 if is_by_chance else 1) + np.maximum(x - form.largest, 0.0)

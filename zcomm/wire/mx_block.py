@@ -5,8 +5,9 @@
 
 Scale and rounding are those of the OCP Microscaling Formats specification 1.0, section 6.3: the scale is the largest
 power of two in the block over the largest one that the element format has; what is then too large becomes the largest
-code. The specification leaves packing, zero blocks and bad elements open: docs/wire-format.md, mx_block. Same names
-in cuda/mx_block.cuh.
+code. "mxfp4:stochastic" rounds up or down by chance, and doubles the scale where something would be too large, for
+what is cut off has no mean to keep. The specification leaves packing, zero blocks and bad elements open:
+docs/wire-format.md, mx_block. Same names in cuda/mx_block.cuh.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.blocks import BLOCK_STEP, INF, TINY, amax_bits, blocks, rows
-from zcomm.wire.codec import check_chunk, check_count, padded
-from zcomm.wire.draw import Draw
+from zcomm.wire.block_loops import BlockQuantizer, Coded
+from zcomm.wire.blocks import INF, TINY, amax_bits
 from zcomm.wire.minifloat import E2M1, E4M3, MiniFloat, from_mini, rounding_bound, to_mini
-from zcomm.wire.planes import pack, unpack
+from zcomm.wire.options import NEAREST, STOCHASTIC, check_rounding, take_word
 
 BLOCK = 32
 NAN_SCALE = 0xFF
+ROUNDINGS = (NEAREST, STOCHASTIC)
 _FORMS = {"mxfp4": E2M1, "mxfp8": E4M3}
 _LARGEST_EXPONENT = {"mxfp4": 2, "mxfp8": 8}  # of the element format's numbers
 
 
 @dataclass(frozen=True, slots=True)
-class MxBlock:
-    """Elements over a power of two as e4m3 ("mxfp8") or e2m1 ("mxfp4"), rounded to nearest, ties to even."""
+class MxBlock(BlockQuantizer):
+    """Elements over a power of two as e4m3 ("mxfp8") or e2m1 ("mxfp4"), rounded to "nearest" or "stochastic"."""
 
     name: str
+    rounding: str = NEAREST
 
     def __post_init__(self) -> None:
         if self.name not in tuple(_FORMS):
             raise CodecError(f"mx_block is {' or '.join(_FORMS)}, got {self.name!r}; use one of these")
+        check_rounding(self.name, self.rounding, ROUNDINGS)
 
     def __str__(self) -> str:
-        return self.name
+        return self.name + ("" if self.rounding == NEAREST else f":{self.rounding}")
 
     @property
     def block(self) -> int:
@@ -52,69 +54,52 @@ class MxBlock:
         """The format of the codes."""
         return _FORMS[self.name]
 
-    def for_dtype(self, dtype: DType) -> MxBlock:
-        """Itself: the bytes do not depend on the elements' dtype."""
-        return self
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self.form.bits
 
-    def nbytes(self, n_elems: int) -> int:
-        """Scales, padded, and codes, padded."""
-        check_count(n_elems)
-        n_stored = -(-n_elems // BLOCK_STEP) * BLOCK_STEP
-        return self._codes_offset(n_elems) + padded(n_stored * self.form.bits // 8)
+    @property
+    def by_chance(self) -> bool:
+        """Unless to nearest."""
+        return self.rounding != NEAREST
 
-    def encode(
+    @property
+    def scale_nbytes(self) -> int:
+        """An exponent."""
+        return 1
+
+    def encode_rows(
         self,
-        x: np.ndarray,  # float32 (n,)
-        out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
-        draw: Draw | None = None,  # unused: nothing is left to chance
-    ) -> None:
-        """Round x block by block into out. Raises CodecError if out has another size."""
-        check_chunk(self, x, DType.FLOAT32, out)
-        out[:] = 0
-        for part in blocks(x.size, BLOCK, self.form.bits, self._codes_offset(x.size)):
-            elements = rows(x[part.elements], part.stored)
-            scales, inv = self._scales(elements)
-            out[part.first : part.first + part.n_blocks] = scales
-            with np.errstate(all="ignore"):
-                scaled = elements * inv[:, None]
-            scaled[inv == 0] = 0
-            out[part.codes] = pack(to_mini(scaled, self.form), self.form.bits).reshape(-1)
+        elements: np.ndarray,  # float32 (m, 32)
+        chance: np.ndarray | None,  # uint16 (m, 32)
+    ) -> Coded:
+        """Elements over their power of two as small floats."""
+        scales, inv = self._scales(elements)
+        with np.errstate(all="ignore"):
+            scaled = elements * inv[:, None]
+        scaled[inv == 0] = 0
+        return Coded(scales[:, None], to_mini(scaled, self.form, chance))
 
-    def decode(
+    def decode_rows(
         self,
-        wire: np.ndarray,  # uint8 (self.nbytes(n),)
-        out: np.ndarray,  # float32 (n,), written
-    ) -> None:
-        """Codes' numbers times scales. Raises CodecError if wire has another size."""
-        check_chunk(self, out, DType.FLOAT32, wire)
-        for part in blocks(out.size, BLOCK, self.form.bits, self._codes_offset(out.size)):
-            codes = unpack(wire[part.codes].reshape(part.n_blocks, -1), self.form.bits, part.stored)
-            scales = from_e8m0(wire[part.first : part.first + part.n_blocks])
-            with np.errstate(all="ignore"):
-                elements = from_mini(codes, self.form) * scales[:, None]
-            out[part.elements] = elements.reshape(-1)[: part.elements.stop - part.elements.start]
+        codes: np.ndarray,  # uint8 (m, 32)
+        scales: np.ndarray,  # uint8 (m, 1)
+    ) -> np.ndarray:  # float32 (m, 32)
+        """Codes' numbers times scales."""
+        return from_mini(codes, self.form) * from_e8m0(scales)
 
-    def error_bound(
+    def bound_rows(
         self,
-        x: np.ndarray,  # float32 (n,)
-    ) -> np.ndarray:  # float64 (n,)
-        """Half a step of the element's code, or what is beyond the largest; |x| in zero blocks; inf in bad ones."""
+        elements: np.ndarray,  # float32 (m, 32)
+    ) -> np.ndarray:  # float64 (m, 32)
+        """Half a step of the element's code (stochastic: one), or what is beyond the largest; |x| in zero blocks."""
         # Scales are powers of two: nothing else is rounded, but for what is too small to have a code.
-        bound = np.empty(x.size, np.float64)
-        for part in blocks(x.size, BLOCK, self.form.bits, self._codes_offset(x.size)):
-            elements = rows(x[part.elements], part.stored)
-            scales, inv = self._scales(elements)
-            step = from_e8m0(scales)[:, None].astype(np.float64)
-            with np.errstate(invalid="ignore"):  # signalling NaNs
-                magnitude = np.abs(elements.astype(np.float64))
-            coded = rounding_bound(magnitude / step, self.form) * step
-            of_rows = np.where(inv[:, None] > 0, coded, np.where(scales[:, None] == 0, magnitude, np.inf))
-            bound[part.elements] = of_rows.reshape(-1)[: part.elements.stop - part.elements.start]
-        return bound
-
-    def _codes_offset(self, n_elems: int) -> int:
-        """Where the codes of a chunk begin."""
-        return padded(-(-n_elems // BLOCK))
+        scales, inv = self._scales(elements)
+        step = from_e8m0(scales)[:, None].astype(np.float64)
+        magnitude = np.abs(elements.astype(np.float64))
+        coded = rounding_bound(magnitude / step, self.form, self.by_chance) * step
+        return np.where(inv[:, None] > 0, coded, np.where(scales[:, None] == 0, magnitude, np.inf))
 
     def _scales(
         self,
@@ -124,13 +109,16 @@ class MxBlock:
         amax = amax_bits(elements)
         carries = (amax >= TINY) & (amax < INF)
         scales = np.where(carries, (amax >> 23) - np.uint32(_LARGEST_EXPONENT[self.name]), 0)
+        if self.by_chance:
+            largest = np.float32(self.form.largest).view(np.uint32)
+            scales = np.where(carries & (amax & 0x7FFFFF > largest & 0x7FFFFF), scales + 1, scales)
         inv = (np.where(carries, np.uint32(254) - scales, 0) << 23).astype(np.uint32).view(np.float32)
         return np.where(amax >= INF, NAN_SCALE, scales).astype(np.uint8), inv
 
 
 def from_e8m0(
-    scales: np.ndarray,  # uint8 (m,)
-) -> np.ndarray:  # float32 (m,)
+    scales: np.ndarray,  # uint8
+) -> np.ndarray:  # float32, same shape
     """2^(scale - 127); NaN for 0xff."""
     bits = np.where(scales == 0, np.uint32(0x00400000), scales.astype(np.uint32) << 23)
     return np.where(scales == NAN_SCALE, np.uint32(0x7FC00000), bits).astype(np.uint32).view(np.float32)
@@ -140,7 +128,11 @@ def parse(
     head: str,  # "mxfp4" or "mxfp8"
     options: list[str],  # what followed it, cut at each colon
 ) -> MxBlock:
-    """MxBlock from its spelling. Raises CodecError for any option: it has none."""
-    if options:
-        raise CodecError(f"{head} takes no options, got {':'.join(options)!r}; its block is {BLOCK}; write {head!r}")
-    return MxBlock(head)
+    """MxBlock from its spelling. Raises CodecError for any option but a rounding."""
+    rest = list(options)
+    rounding = take_word(rest, ROUNDINGS[1:], NEAREST)
+    if rest:
+        raise CodecError(
+            f"{head} takes one option, {STOCHASTIC}, got {':'.join(options)!r}; its block is {BLOCK}; write {head!r}"
+        )
+    return MxBlock(head, rounding)

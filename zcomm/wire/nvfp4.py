@@ -7,7 +7,8 @@
 The two levels are those of NVIDIA's recipe ("Pretraining Large Language Models with NVFP4", arXiv 2509.25149): the
 fp32 scale takes the largest magnitude to 448 x 6, a block's scale takes its own to 6 and is rounded to nearest, what is
 then too large becomes 6. The recipe has one fp32 scale per tensor; here a scale over 1024 elements, so that where a
-tensor is cut changes nothing. It is rounded up to eight significant bits: products are exact. The rules, one by one:
+tensor is cut changes nothing. It is rounded up to eight significant bits: products are exact. "nvfp4:stochastic" rounds
+codes up or down by chance, and blocks' scales up, for what is cut off has no mean to keep. The rules, one by one:
 docs/wire-format.md, nvfp4. Same names in cuda/nvfp4.cuh.
 """
 
@@ -21,14 +22,16 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
 from zcomm.wire.blocks import BLOCK_STEP, INF, amax_bits, block_scales, blocks, rows
-from zcomm.wire.codec import check_chunk, check_count, padded
-from zcomm.wire.draw import Draw
+from zcomm.wire.codec import Quantizer, check_chunk, check_count, padded
+from zcomm.wire.draw import Draw, check_draw, half_words
 from zcomm.wire.minifloat import E2M1, E4M3, from_mini, rounding_bound, to_mini
+from zcomm.wire.options import NEAREST, STOCHASTIC, check_rounding, take_word
 from zcomm.wire.planes import pack, unpack
 
 BLOCK, REGION = 16, 1024
 LARGEST = E4M3.largest * E2M1.largest  # 2688, of a region over its scale
 NAN_SCALE = 0x7F
+ROUNDINGS = (NEAREST, STOCHASTIC)
 
 
 class _Scales(NamedTuple):
@@ -47,20 +50,26 @@ class _Scales(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class NvFp4:
-    """Elements over two scales as e2m1, rounded to nearest, ties to even."""
+class NvFp4(Quantizer):
+    """Elements over two scales as e2m1, rounded to "nearest" or "stochastic"."""
+
+    rounding: str = NEAREST
+
+    def __post_init__(self) -> None:
+        check_rounding("nvfp4", self.rounding, ROUNDINGS)
 
     def __str__(self) -> str:
-        return "nvfp4"
+        return "nvfp4" + ("" if self.rounding == NEAREST else f":{self.rounding}")
 
     @property
     def block(self) -> int:
         """Elements that share anything: the upper scale."""
         return REGION
 
-    def for_dtype(self, dtype: DType) -> NvFp4:
-        """Itself: the bytes do not depend on the elements' dtype."""
-        return self
+    @property
+    def by_chance(self) -> bool:
+        """Unless to nearest."""
+        return self.rounding != NEAREST
 
     def nbytes(self, n_elems: int) -> int:
         """Both kinds of scales, padded, and codes, padded."""
@@ -71,10 +80,11 @@ class NvFp4:
         self,
         x: np.ndarray,  # float32 (n,)
         out: np.ndarray,  # uint8 (self.nbytes(n),), written, padding included
-        draw: Draw | None = None,  # unused: nothing is left to chance
+        draw: Draw | None = None,  # stochastic: the random bits
     ) -> None:
-        """Round x region by region into out. Raises CodecError if out has another size."""
+        """Round x region by region into out. Raises CodecError if out has another size or a draw is missing."""
         check_chunk(self, x, DType.FLOAT32, out)
+        chance = half_words(check_draw(self, draw), x.size) if self.by_chance else None
         scales, blocks_offset = self._scales(x), self._blocks_offset(x.size)
         out[:] = 0
         out[: scales.regions.nbytes] = scales.regions.view(np.uint8)
@@ -85,7 +95,9 @@ class NvFp4:
             with np.errstate(all="ignore"):
                 scaled = elements * inv[:, None]
             scaled[inv == 0] = 0
-            out[part.codes] = pack(to_mini(scaled, E2M1), E2M1.bits).reshape(-1)
+            codes = to_mini(scaled, E2M1, None if chance is None else rows(chance[part.elements], part.stored))
+            codes.reshape(-1)[part.elements.stop - part.elements.start :] = 0
+            out[part.codes] = pack(codes, E2M1.bits).reshape(-1)
 
     def decode(
         self,
@@ -107,13 +119,14 @@ class NvFp4:
         self,
         x: np.ndarray,  # float32 (n,)
     ) -> np.ndarray:  # float64 (n,)
-        """Half a step of the element's code, or what is beyond the largest; |x| in zero blocks; inf in bad ones."""
+        """Half a step of its code (stochastic: one), or what is beyond the largest; |x| in zero blocks."""
         scales = self._scales(x)
         step = np.repeat(scales.values.astype(np.float64), BLOCK)[: x.size]
         inv = np.repeat(scales.inv, BLOCK)[: x.size]
         with np.errstate(invalid="ignore", divide="ignore"):  # signalling NaNs, zero scales
             magnitude = np.abs(x.astype(np.float64))
-            coded = rounding_bound(magnitude / step * (1 + 2.0**-21), E2M1) * step + 2.0**-21 * magnitude
+            in_steps = rounding_bound(magnitude / step * (1 + 2.0**-21), E2M1, self.by_chance)
+            coded = in_steps * step + 2.0**-21 * magnitude
         return np.where(inv > 0, coded, np.where(step == 0, magnitude, np.inf))
 
     def _blocks_offset(self, n_elems: int) -> int:
@@ -137,7 +150,11 @@ class NvFp4:
         upper = block_scales(of_regions, LARGEST)
         regions, inv_regions = (np.repeat(of, REGION // BLOCK)[:n_blocks] for of in (upper.values, upper.inv))
         with np.errstate(all="ignore"):
-            codes = to_mini(finite.view(np.float32) / np.float32(E2M1.largest) * inv_regions, E4M3)
+            exact = finite.view(np.float32) / np.float32(E2M1.largest) * inv_regions
+            codes = to_mini(exact, E4M3)
+            if self.by_chance:
+                codes = np.where(from_mini(codes, E4M3) < exact, np.minimum(codes + 1, E4M3.largest_code), codes)
+                codes = codes.astype(np.uint8)
             inv = np.float32(1) / (from_mini(codes, E4M3) * regions)
         inv = np.where((codes == 0) | bad, np.float32(0), inv)
         return _Scales(upper.values, np.where(bad, np.uint8(NAN_SCALE), codes), inv)
@@ -147,7 +164,9 @@ def parse(
     head: str,  # "nvfp4"
     options: list[str],  # what followed it, cut at each colon
 ) -> NvFp4:
-    """NvFp4 from its spelling. Raises CodecError for any option: it has none."""
-    if options:
-        raise CodecError(f"{head} takes no options, got {':'.join(options)!r}; write {head!r}")
-    return NvFp4()
+    """NvFp4 from its spelling. Raises CodecError for any option but a rounding."""
+    rest = list(options)
+    rounding = take_word(rest, ROUNDINGS[1:], NEAREST)
+    if rest:
+        raise CodecError(f"{head} takes one option, {STOCHASTIC}, got {':'.join(options)!r}; write {head!r}")
+    return NvFp4(rounding)

@@ -37,6 +37,21 @@ class Raw:
         """The dtype of the elements on the wire."""
         return DType[self.element.upper()]
 
+    @property
+    def block(self) -> int:
+        """No elements share anything."""
+        return 1
+
+    @property
+    def by_chance(self) -> bool:
+        """Nothing is left to chance."""
+        return False
+
+    @property
+    def holds_sums(self) -> bool:
+        """Whether the wire's dtype has float32's range."""
+        return self.dtype is not DType.FLOAT16
+
     def for_dtype(self, dtype: DType) -> Raw:
         """raw for elements of this dtype."""
         return self if dtype is self.dtype else Raw(dtype.spelling)

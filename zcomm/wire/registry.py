@@ -10,22 +10,27 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from zcomm.errors import CodecError
-from zcomm.wire import cast, fp8_block, int_block, mx_block, nvfp4, raw
+from zcomm.wire import cast, fp8_block, int_asym, int_block, mx_block, nvfp4, raw
 from zcomm.wire.codec import Codec
 from zcomm.wire.hadamard import Hadamard
+
+
+def _parse_int(head: str, options: list[str]) -> Codec:
+    return (int_asym if "asym" in options else int_block).parse(head, options)
+
 
 _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "bf16": cast.parse,
     "fp16": cast.parse,
     "fp8_e4m3": fp8_block.parse,
     "fp8_e5m2": fp8_block.parse,
-    "int2": int_block.parse,
-    "int3": int_block.parse,
-    "int4": int_block.parse,
-    "int5": int_block.parse,
-    "int6": int_block.parse,
-    "int7": int_block.parse,
-    "int8": int_block.parse,
+    "int2": _parse_int,
+    "int3": _parse_int,
+    "int4": _parse_int,
+    "int5": _parse_int,
+    "int6": _parse_int,
+    "int7": _parse_int,
+    "int8": _parse_int,
     "mxfp4": mx_block.parse,
     "mxfp8": mx_block.parse,
     "nvfp4": nvfp4.parse,
