@@ -36,7 +36,7 @@ class Plan:
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     auto: bool = False  # calls travel raw where their codec cannot pay (collectives/choice.py), counted like that
-    one_shot_elems: int = 4096  # all-reduces of at most so many elements are gathered and added by every rank
+    one_shot_bytes: int = 1 << 16  # all-reduces that send at most so much in one exchange are done in one exchange
     chunk_elems: int = 1 << 21  # source elements per pipeline step; the results are the same for any value
     seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
     check: Check | str = Check.FIRST  # compare calls between ranks before they are done: "first", "always", "never"
@@ -55,7 +55,7 @@ class Plan:
         except ValueError:
             known = ", ".join(check.value for check in Check)
             raise PlanError(f"check must be one of {known}, got {self.check!r}") from None
-        for name, least in (("min_elems", 0), ("one_shot_elems", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
+        for name, least in (("min_elems", 0), ("one_shot_bytes", 0), ("chunk_elems", 1), ("scratch_bytes", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise PlanError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -24,7 +24,7 @@ def sent(placement: str, n_elems: int, codec: str, dtype: type = np.float32, **s
 
     def program(transport):
         comm = Communicator(
-            transport, Plan(codec, hierarchical=two_hops, check="never", one_shot_elems=0, **settings), topology
+            transport, Plan(codec, hierarchical=two_hops, check="never", one_shot_bytes=0, **settings), topology
         )
         whole = np.arange(n_elems * comm.size, dtype=np.float32).astype(dtype)
         part = whole[:n_elems].copy()

@@ -24,7 +24,7 @@ def topology(request: pytest.FixtureRequest) -> Topology:
 
 def run(topology: Topology, program, **settings):
     """The program's results on every rank, called with a communicator."""
-    plan = Plan(**{"codec": "int4:stochastic", "one_shot_elems": 0} | settings)
+    plan = Plan(**{"codec": "int4:stochastic", "one_shot_bytes": 0} | settings)
 
     def main(transport):
         with Communicator(transport, plan, topology) as comm:

@@ -17,6 +17,7 @@ from zcomm.topology import Topology
 TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
 TWO_AND_ONE = Topology(node_of_rank=(0, 0, 1))
 ONE_NODE = Topology(nodes=1, ranks_per_node=4)
+ONE_SHOT_BYTES = 1000  # the larger arrays go through every hop
 
 
 def gradient(rank: int, step: int, n_elems: int) -> np.ndarray:
@@ -27,7 +28,9 @@ def run(topology: Topology, program):
     """What program(communicator) returns, by rank."""
 
     def of_rank(transport):
-        with zcomm.Communicator(transport, zcomm.Plan("int4", chunk_elems=2048), topology) as comm:
+        with zcomm.Communicator(
+            transport, zcomm.Plan("int4", chunk_elems=2048, one_shot_bytes=ONE_SHOT_BYTES), topology
+        ) as comm:
             return program(comm)
 
     return zcomm.local.run(topology.size, of_rank)
@@ -68,16 +71,16 @@ def test_a_flat_all_reduce_is_the_rule_at_both_hops(codec, beta, n_elems):
             results.append(x)
         return results
 
+    one_shot = chosen.nbytes(n_elems) * (size - 1) <= ONE_SHOT_BYTES
     shard = math.ceil(n_elems / size / oracle.SHARD_ALIGNMENT) * oracle.SHARD_ALIGNMENT
-    starts = range(0, n_elems, shard)
-    one_shot = n_elems <= zcomm.Plan().one_shot_elems
+    starts = [0] if one_shot else range(0, n_elems, shard)
     first = [[Defined(chosen, beta) for _ in starts] for _ in range(size)]
     second = [Defined(chosen, beta) for _ in starts]
     wanted = []
     for step in range(steps):
         out = np.empty(n_elems, np.float32)
         for number, start in enumerate(starts):
-            cut = slice(start, start + shard)
+            cut = slice(start, None if one_shot else start + shard)
             arrived = [first[rank][number](gradient(rank, step, n_elems)[cut]) for rank in range(size)]
             mean = oracle.finished(oracle.added(arrived), "AVG", size, 1.0)
             out[cut] = mean if one_shot else second[number](mean)

@@ -51,7 +51,7 @@ def test_coalesced_tensors_are_reduced_in_one_message(dtypes, name, async_op):
         assert comm.stats()["all_reduce"].calls == 1
         return xs
 
-    results = run(program, one_shot_elems=0)
+    results = run(program, one_shot_bytes=0)
 
     flat = [np.concatenate([x.astype(np.float32).reshape(-1) for x in tensors(rank, dtypes)]) for rank in range(4)]
     codec = zcomm.codec(name).for_dtype(DType.FLOAT16 if dtypes == [np.float16] else DType.FLOAT32)

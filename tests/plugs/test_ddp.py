@@ -173,7 +173,7 @@ def check_to_the_bit(size: int, codec: str, hierarchical: bool) -> None:
     n_elems = 10_001
     wholes = [oracle.values(each, n_elems, np.dtype(np.float32)) for each in range(size)]
     model = DistributedDataParallel(Vector(n_elems), process_group=group)
-    plan = zcomm.Plan(hierarchical=hierarchical)
+    plan = zcomm.Plan(hierarchical=hierarchical, one_shot_bytes=0)
     model.register_comm_hook(zcomm.ddp.State(codec, group, plan), zcomm.ddp.hook)
     for _ in range(4):
         model.zero_grad()

@@ -162,7 +162,7 @@ def check_to_the_bit(size: int, strategy: ShardingStrategy, hierarchical: bool) 
     n_elems, codec = 10_001, zcomm.codec("int4")
     wholes = [oracle.values(each, n_elems, np.dtype(np.float32)) for each in range(size)]
     model = wrapped(Vector(n_elems), process_group=group, sharding_strategy=strategy)
-    state = zcomm.fsdp1.compress(model, zcomm.Plan("int4", hierarchical=hierarchical))
+    state = zcomm.fsdp1.compress(model, zcomm.Plan("int4", hierarchical=hierarchical, one_shot_bytes=0))
     topology = {3: Topology(node_of_rank=(0, 0, 1)), 4: TWO_BY_TWO}.get(size) if hierarchical else None
     for _ in range(3):
         model.zero_grad()

@@ -28,7 +28,7 @@ def comm_of(size: int, codec: str = "int8", **settings):
     part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < size else MPI.UNDEFINED)
     if part == MPI.COMM_NULL:
         return None
-    return zcomm.mpi.Comm(part, codec, plan=zcomm.Plan(one_shot_elems=0, **settings))
+    return zcomm.mpi.Comm(part, codec, plan=zcomm.Plan(one_shot_bytes=0, **settings))
 
 
 def topology_of(size: int) -> Topology | None:

@@ -35,7 +35,7 @@ def own(shape: tuple[int, ...]) -> torch.Tensor:
 
 def check_values() -> None:
     rank = dist.get_rank()
-    shards, fulls = everyones((700, 3)), everyones((2800, 3))
+    shards, fulls = everyones((7000, 3)), everyones((28_000, 3))
     flat_shards, flat_fulls = ([x.numpy().ravel() for x in xs] for xs in (shards, fulls))
     before = fulls[rank].clone()
 
@@ -43,10 +43,10 @@ def check_values() -> None:
     scattered = zcomm.ops.reduce_scatter(fulls[rank], "avg")
     reduced = zcomm.ops.all_reduce(fulls[rank])
 
-    assert gathered.shape == (2800, 3)
+    assert gathered.shape == (28_000, 3)
     assert gathered.numpy().tobytes() == oracle.all_gather(INT8, flat_shards).tobytes()
     wanted = oracle.reduce_scatter(INT8, INT8, flat_fulls, TWO_BY_TWO, "AVG")[rank]
-    assert scattered.shape == (700, 3)
+    assert scattered.shape == (7000, 3)
     assert scattered.numpy().tobytes() == wanted.tobytes()
     assert reduced.numpy().tobytes() == oracle.all_reduce(INT8, INT8, flat_fulls, TWO_BY_TWO, "SUM").tobytes()
     assert torch.equal(fulls[rank], before)

@@ -37,6 +37,15 @@ def choose(plan: Plan, topology: Topology, request: Request) -> Choice:
     return Choice(codec, intra_codec, None) if reason is None else Choice(raw, raw, reason)
 
 
+def is_one_shot(plan: Plan, codec: Codec, n_elems: int, size: int) -> bool:
+    """Whether an all-reduce is done in one exchange, in which every rank sends all it has to every other and adds.
+
+    That has the fewest steps and one quantization, but sends size / 2 times the bytes: for messages so short that steps
+    cost more than bytes.
+    """
+    return codec.nbytes(n_elems) * (size - 1) <= plan.one_shot_bytes
+
+
 def _why_raw(plan: Plan, topology: Topology, request: Request, codec: Codec, raw: Codec) -> str | None:
     n_elems = None if request.counts_differ else sum(request.counts)
     if n_elems is not None and n_elems < plan.min_elems:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from zcomm.collectives import all_to_all, flat, hierarchical
-from zcomm.collectives.choice import choose
+from zcomm.collectives.choice import choose, is_one_shot
 from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.shards import balanced_shards, chunks, shards_of
@@ -94,9 +94,9 @@ class Settler:
             all_reduce = request.pattern is Pattern.ALL_REDUCE
             shards = balanced_shards(counts[0], topology.size) if all_reduce else shards_of(counts)
             at_least = -(-sum(extent.n_elems for extent in shards) // MOST_CHUNKS)
-            blocks = [getattr(one, "block", 1) for one in (codec, intra_codec)]
+            blocks = [codec.block, intra_codec.block]
             cuts = chunks(shards, max(plan.chunk_elems, at_least), blocks)
-            one_shot = all_reduce and counts[0] <= plan.one_shot_elems
+            one_shot = all_reduce and is_one_shot(plan, codec, counts[0], topology.size)
             build = flat.one_shot_all_reduce if one_shot else _BUILDERS[request.pattern, self._two_hops]
             schedule = build(Job(self._rank, topology, shards, cuts, codec, intra_codec, itemsize))
         return Settled(schedule, engine_for(self._device, codec, intra_codec), uncompressed)

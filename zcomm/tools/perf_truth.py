@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zcomm.collectives.choice import is_one_shot
-from zcomm.collectives.shards import balanced_shards, shards_of
+from zcomm.collectives.shards import Extent, balanced_shards, shards_of
 from zcomm.plan import Plan
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
@@ -64,13 +64,21 @@ def values(rank: int, start: int, stop: int) -> np.ndarray:
 class Truth:
     """The part of one collective's result that one rank checks."""
 
-    def __init__(self, collective: str, n_elems: int, rank: int, topology: Topology) -> None:
+    def __init__(
+        self,
+        collective: str,
+        n_elems: int,  # of the whole array
+        rank: int,
+        topology: Topology,
+        extent: Extent | None = None,  # the part, and what is encoded together; None: the rank's shard
+    ) -> None:
         self._collective = collective
+        self._n_elems = n_elems
+        self._rank = rank
         self._topology = topology
         size = topology.size
-        self._n_elems = n_elems
         shards = balanced_shards(n_elems, size) if collective == "all_reduce" else shards_of((n_elems // size,) * size)
-        start, n = shards[rank]
+        start, n = extent or shards[rank]
         if collective == "all_gather":
             self.terms = [values(rank, 0, n)]
         else:
@@ -82,8 +90,10 @@ class Truth:
     def of_codec(self, codec: Codec, hops: int) -> Expected:
         """What zcomm must return."""
         all_reduce = self._collective == "all_reduce"
-        one_shot = all_reduce and is_one_shot(Plan(), codec, self._n_elems, self._topology.size)
-        two_hops = hops == 2 and not one_shot
+        if all_reduce and is_one_shot(Plan(), codec, self._n_elems, self._topology.size):
+            everything = Truth("reduce_scatter", self._n_elems, self._rank, self._topology, Extent(0, self._n_elems))
+            return Expected(*(each if each is None else each[self.part] for each in everything.of_codec(codec, 1)))
+        two_hops = hops == 2
         ordered = self._ordered(two_hops) if str(codec) == "raw" else None
         if self._collective == "all_gather":
             return Expected(self.exact, codec.error_bound(self.terms[0]), ordered)
@@ -99,7 +109,7 @@ class Truth:
         else:
             bound = summed([one.coded for one in sums])
             bound += rounding(FLOAT32_ROUNDOFF, len(self.terms) - 1) * summed([one.magnitude for one in sums])
-        if all_reduce and not one_shot:
+        if all_reduce:
             bound = bound + codec.error_bound(_largest(self.exact, bound))
         return Expected(self.exact, bound, ordered)
 
