@@ -20,6 +20,14 @@ def test_all_names_exist_and_nothing_else_is_public():
         assert getattr(zcomm, name) is not None
 
 
+def test_calls_under_torch_s_names_are_listed_once_more_and_alike():
+    torch_calls = pytest.importorskip("zcomm.plugs.torch_calls")
+    lazy = {name for name in zcomm.__all__ if getattr(getattr(zcomm, name), "__module__", "") == torch_calls.__name__}
+
+    assert sorted(lazy) == torch_calls.__all__
+    assert all(getattr(zcomm, name) is getattr(torch_calls, name) for name in lazy)
+
+
 def test_every_public_function_and_class_says_what_it_does():
     for name in zcomm.__all__:
         value = getattr(zcomm, name)

@@ -3,6 +3,8 @@
 `import zcomm` needs numpy only; what needs torch or another package is imported when it is first used.
 """
 
+# ruff: noqa: F403, F405 - the calls under torch's names are imported for type checkers only
+
 from __future__ import annotations
 
 import importlib
@@ -23,24 +25,7 @@ from zcomm.work import Work
 if TYPE_CHECKING:
     from zcomm.plugs import ddp, fsdp1, fsdp2, mpi
     from zcomm.plugs import torch_ops as ops
-    from zcomm.plugs.torch_calls import (
-        all_gather,
-        all_gather_into_tensor,
-        all_gather_single,
-        all_reduce,
-        all_reduce_coalesced,
-        all_to_all,
-        all_to_all_single,
-        broadcast,
-        irecv,
-        isend,
-        recv,
-        reduce,
-        reduce_scatter,
-        reduce_scatter_single,
-        reduce_scatter_tensor,
-        send,
-    )
+    from zcomm.plugs.torch_calls import *
 
 __all__ = [
     "AVG",
@@ -66,6 +51,7 @@ __all__ = [
     "errors",
     "fsdp1",
     "fsdp2",
+    "gather",
     "irecv",
     "isend",
     "local",
@@ -77,27 +63,10 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "scatter",
     "send",
 ]
 
-_TORCH_CALLS = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all",
-    "all_to_all_single",
-    "broadcast",
-    "irecv",
-    "isend",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_single",
-    "reduce_scatter_tensor",
-    "send",
-)
 _MODULES = {
     "ddp": "zcomm.plugs.ddp",
     "fsdp1": "zcomm.plugs.fsdp1",
@@ -105,14 +74,14 @@ _MODULES = {
     "mpi": "zcomm.plugs.mpi",
     "ops": "zcomm.plugs.torch_ops",
 }
-_LAZY = {**_MODULES, **dict.fromkeys(_TORCH_CALLS, "zcomm.plugs.torch_calls")}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module = importlib.import_module(_LAZY[name])
-    return getattr(module, name) if name in _TORCH_CALLS else module
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in __all__:  # the others are above
+        return getattr(importlib.import_module("zcomm.plugs.torch_calls"), name)
+    raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
 
 
 def __dir__() -> list[str]:

@@ -16,10 +16,32 @@ import torch.distributed as dist
 
 from zcomm.collectives.communicator import Communicator
 from zcomm.errors import GroupError
+from zcomm.graphs import outside_graphs
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.transports.torch_dist import process_group
 from zcomm.wire.codec import Codec
 from zcomm.work import Work
+
+__all__ = [
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+    "gather",
+    "irecv",
+    "isend",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]
 
 _making = threading.Lock()
 _communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
@@ -37,6 +59,7 @@ def communicator(
     return found
 
 
+@outside_graphs
 def all_reduce(
     tensor: torch.Tensor,  # any shape, float; overwritten with the result
     op: Any = dist.ReduceOp.SUM,
@@ -46,9 +69,10 @@ def all_reduce(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average tensor over the group, in place (see Communicator.all_reduce)."""
-    return _torch_work(communicator(group).all_reduce(tensor, op, codec, async_op), tensor)
+    return _work(communicator(group).all_reduce(tensor, op, codec, async_op), tensor)
 
 
+@outside_graphs
 def all_gather_single(
     output_tensor: torch.Tensor,  # size x input's elements; written
     input_tensor: torch.Tensor,
@@ -58,11 +82,11 @@ def all_gather_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's input into output, in rank order (see Communicator.all_gather_single)."""
-    return _torch_work(
-        communicator(group).all_gather_single(output_tensor, input_tensor, codec, async_op), output_tensor
-    )
+    comm = communicator(group)
+    return _work(comm.all_gather_single(output_tensor, input_tensor, codec, async_op), output_tensor)
 
 
+@outside_graphs
 def reduce_scatter_single(
     output: torch.Tensor,  # input's elements / size; written
     input: torch.Tensor,
@@ -73,9 +97,10 @@ def reduce_scatter_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average input over the group and keep this rank's part (see Communicator.reduce_scatter_single)."""
-    return _torch_work(communicator(group).reduce_scatter_single(output, input, op, codec, async_op), output)
+    return _work(communicator(group).reduce_scatter_single(output, input, op, codec, async_op), output)
 
 
+@outside_graphs
 def all_gather(
     tensor_list: list[torch.Tensor],  # one for each rank; written
     tensor: torch.Tensor,
@@ -85,9 +110,10 @@ def all_gather(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's tensor, each into its own; they may differ in size (see Communicator.all_gather)."""
-    return _torch_work(communicator(group).all_gather(tensor_list, tensor, codec, async_op), tensor_list)
+    return _work(communicator(group).all_gather(tensor_list, tensor, codec, async_op), tensor_list)
 
 
+@outside_graphs
 def reduce_scatter(
     output: torch.Tensor,  # written
     input_list: list[torch.Tensor],  # one for each rank
@@ -98,9 +124,10 @@ def reduce_scatter(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average each rank's input over the group and keep this rank's (see Communicator.reduce_scatter)."""
-    return _torch_work(communicator(group).reduce_scatter(output, input_list, op, codec, async_op), output)
+    return _work(communicator(group).reduce_scatter(output, input_list, op, codec, async_op), output)
 
 
+@outside_graphs
 def all_to_all_single(
     output: torch.Tensor,  # written
     input: torch.Tensor,
@@ -113,9 +140,10 @@ def all_to_all_single(
 ) -> TorchWork | None:
     """Send each rank its part of input's first dimension (see Communicator.all_to_all_single)."""
     came, sent = _in_elements(output, output_split_sizes), _in_elements(input, input_split_sizes)
-    return _torch_work(communicator(group).all_to_all_single(output, input, came, sent, codec, async_op), output)
+    return _work(communicator(group).all_to_all_single(output, input, came, sent, codec, async_op), output)
 
 
+@outside_graphs
 def all_to_all(
     output_tensor_list: list[torch.Tensor],  # one from each rank; written
     input_tensor_list: list[torch.Tensor],  # one for each rank
@@ -125,10 +153,11 @@ def all_to_all(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Send each rank its tensor (see Communicator.all_to_all)."""
-    work = communicator(group).all_to_all(output_tensor_list, input_tensor_list, codec, async_op)
-    return _torch_work(work, output_tensor_list)
+    comm = communicator(group)
+    return _work(comm.all_to_all(output_tensor_list, input_tensor_list, codec, async_op), output_tensor_list)
 
 
+@outside_graphs
 def all_reduce_coalesced(
     tensors: list[torch.Tensor],  # any shapes and float dtypes; overwritten with the results
     op: Any = dist.ReduceOp.SUM,
@@ -138,9 +167,10 @@ def all_reduce_coalesced(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """All-reduce many tensors as one message (see Communicator.all_reduce_coalesced)."""
-    return _torch_work(communicator(group).all_reduce_coalesced(tensors, op, codec, async_op), tensors)
+    return _work(communicator(group).all_reduce_coalesced(tensors, op, codec, async_op), tensors)
 
 
+@outside_graphs
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,  # global rank
@@ -152,9 +182,10 @@ def broadcast(
 ) -> TorchWork | None:
     """Give every rank src's tensor as its bytes decode (see Communicator.broadcast)."""
     comm = communicator(group)
-    return _torch_work(comm.broadcast(tensor, _rank_in_group(group, src, group_src), codec, async_op), tensor)
+    return _work(comm.broadcast(tensor, _rank_in_group(group, src, group_src), codec, async_op), tensor)
 
 
+@outside_graphs
 def reduce(
     tensor: torch.Tensor,  # rank dst's is overwritten
     dst: int | None = None,  # global rank
@@ -167,9 +198,42 @@ def reduce(
 ) -> TorchWork | None:
     """Sum or average tensor on rank dst (see Communicator.reduce)."""
     comm = communicator(group)
-    return _torch_work(comm.reduce(tensor, _rank_in_group(group, dst, group_dst), op, codec, async_op), tensor)
+    return _work(comm.reduce(tensor, _rank_in_group(group, dst, group_dst), op, codec, async_op), tensor)
 
 
+@outside_graphs
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,  # on rank dst, one for each rank, written; not looked at elsewhere
+    dst: int | None = None,  # global rank; None: 0
+    group: Any = None,
+    async_op: bool = False,
+    group_dst: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Gather every rank's tensor on rank dst; they may differ in size (see Communicator.gather)."""
+    comm, root = communicator(group), _rank_in_group(group, dst, group_dst, 0)
+    return _work(comm.gather(tensor, gather_list, root, codec, async_op), gather_list or [])
+
+
+@outside_graphs
+def scatter(
+    tensor: torch.Tensor,  # written
+    scatter_list: list[torch.Tensor] | None = None,  # on rank src, one for each rank; not looked at elsewhere
+    src: int | None = None,  # global rank; None: 0
+    group: Any = None,
+    async_op: bool = False,
+    group_src: int | None = None,  # or rank in the group
+    *,
+    codec: Codec | str = "int8",
+) -> TorchWork | None:
+    """Give every rank its own of rank src's tensors; they may differ in size (see Communicator.scatter)."""
+    comm, root = communicator(group), _rank_in_group(group, src, group_src, 0)
+    return _work(comm.scatter(tensor, scatter_list, root, codec, async_op), tensor)
+
+
+@outside_graphs
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,  # global rank
@@ -183,6 +247,7 @@ def send(
     isend(tensor, dst, group, tag, group_dst, codec=codec).wait()
 
 
+@outside_graphs
 def recv(
     tensor: torch.Tensor,  # written
     src: int | None = None,  # global rank
@@ -197,6 +262,7 @@ def recv(
     return src if src is not None else dist.get_global_rank(process_group(group), _rank_in_group(group, src, group_src))
 
 
+@outside_graphs
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,  # global rank
@@ -208,11 +274,11 @@ def isend(
 ) -> TorchWork:
     """send, asynchronously."""
     _no_tag(tag)
-    work = communicator(group).send(tensor, _rank_in_group(group, dst, group_dst), codec, async_op=True)
-    assert work is not None
-    return TorchWork(work, tensor)
+    comm = communicator(group)
+    return _under_way(comm.send(tensor, _rank_in_group(group, dst, group_dst), codec, async_op=True), tensor)
 
 
+@outside_graphs
 def irecv(
     tensor: torch.Tensor,  # written
     src: int | None = None,  # global rank
@@ -224,9 +290,8 @@ def irecv(
 ) -> TorchWork:
     """recv, asynchronously."""
     _no_tag(tag)
-    work = communicator(group).recv(tensor, _rank_in_group(group, src, group_src), codec, async_op=True)
-    assert work is not None
-    return TorchWork(work, tensor)
+    comm = communicator(group)
+    return _under_way(comm.recv(tensor, _rank_in_group(group, src, group_src), codec, async_op=True), tensor)
 
 
 all_gather_into_tensor = all_gather_single  # torch's older names
@@ -241,8 +306,10 @@ def _in_elements(tensor: torch.Tensor, rows: list[int] | None) -> list[int] | No
     return [n_rows * row for n_rows in rows]
 
 
-def _rank_in_group(group: Any, rank: int | None, rank_in_group: int | None) -> int:
-    """torch names a peer by its global rank or by its rank in the group."""
+def _rank_in_group(group: Any, rank: int | None, rank_in_group: int | None, default: int | None = None) -> int:
+    """torch names a peer by its global rank, where nothing is said by default, or by its rank in the group."""
+    if rank is None and rank_in_group is None:
+        rank = default
     if (rank is None) == (rank_in_group is None):
         raise GroupError("name the peer once: by its global rank, or by its rank in the group")
     if rank_in_group is not None:
@@ -258,5 +325,10 @@ def _no_tag(tag: int) -> None:
         raise GroupError(f"zcomm matches messages in the order they are sent, not by tag; got tag={tag}, leave it out")
 
 
-def _torch_work(work: Work | None, result: torch.Tensor | list[torch.Tensor]) -> TorchWork | None:
+def _work(work: Work | None, result: torch.Tensor | list[torch.Tensor]) -> TorchWork | None:
     return None if work is None else TorchWork(work, result)
+
+
+def _under_way(work: Work | None, result: torch.Tensor) -> TorchWork:
+    assert work is not None  # the call was asynchronous
+    return TorchWork(work, result)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zcomm.graphs import outside_graphs
 from zcomm.work import Work
 
 
+@outside_graphs
 class TorchWork(dist.Work):
     """A collective under way, for torch.
 
