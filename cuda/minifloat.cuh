@@ -41,18 +41,18 @@ ZC_FN zc_u32 zc_to_mini(float x) {
   return (code > Form::LARGEST_CODE ? Form::LARGEST_CODE : code) | u >> 31 << (Form::BITS - 1);
 }
 
-// One of the two codes around a number that is no NaN, by sixteen random bits, so that their mean is the number. A carry
-// out of the fraction moves on to the next exponent. The half makes what is cut off below the random bits round to nearest.
+// One of the two codes around a number that is no NaN, by sixteen random bits, so that their mean is the number: its steps
+// from the last power of two, or from 0, are rounded as integers are by zc_code_by_chance. All steps of a power of two lead
+// to the next one.
 template <class Form>
 ZC_FN zc_u32 zc_to_mini_by_chance(float x, zc_u32 chance) {
-  const zc_i32 shift = 23 - Form::MANTISSA;
   const zc_u32 u = zc_bits(x), m = u & ZC_MAGNITUDE, smallest = (zc_u32)(128 - Form::BIAS) << 23;  // normal one
-  const zc_u32 normal = ((m + (chance << (shift - 16)) + (1u << (shift - 17))) >> shift) -
-                        ((zc_u32)(127 - Form::BIAS) << Form::MANTISSA);
-  // The format's smallest steps are counted as integers are, by zc_code_by_chance.
-  const float steps = zc_mul(zc_float(m < smallest ? m : smallest), zc_float((zc_u32)(126 + Form::BIAS + Form::MANTISSA) << 23));
-  const zc_u32 subnormal = (zc_u32)(zc_i32)zc_add(steps, zc_float(0x43000000u | chance)) - 128;
-  const zc_u32 code = m < smallest ? subnormal : normal;
+  const float subnormal = zc_mul(zc_float(m), zc_float((zc_u32)(126 + Form::BIAS + Form::MANTISSA) << 23));
+  const float normal = zc_float((m & 0x7fffffu) | (zc_u32)(127 + Form::MANTISSA) << 23);
+  const float steps = m < smallest ? subnormal : normal;
+  const zc_u32 powers = m < smallest ? 0u : (m - smallest) >> 23;
+  const zc_u32 count = (zc_u32)(zc_i32)zc_add(steps, zc_float(0x43000000u | chance)) - 128;
+  const zc_u32 code = (powers << Form::MANTISSA) + count;
   return (code > Form::LARGEST_CODE ? Form::LARGEST_CODE : code) | u >> 31 << (Form::BITS - 1);
 }
 

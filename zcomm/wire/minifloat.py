@@ -47,31 +47,40 @@ def to_mini(
     """The nearest code, or by chance one of the two codes around, so that their mean is the number."""
     bits = x.view(np.uint32)
     magnitude = bits & np.uint32(0x7FFFFFFF)
-    small = magnitude < np.float32(form.smallest_normal).view(np.uint32)
-    code = np.where(small, _subnormal(magnitude, form, chance), _normal(magnitude, form, chance))
+    code = _nearest(magnitude, form) if chance is None else _by_chance(magnitude, form, chance)
     sign = (bits >> 31) << np.uint32(form.bits - 1)
     return (np.minimum(code, np.uint32(form.largest_code)) | sign).astype(np.uint8)
 
 
-def _normal(magnitude: np.ndarray, form: MiniFloat, chance: np.ndarray | None) -> np.ndarray:
-    """Codes of magnitudes that have an exponent: a carry out of the fraction moves on to the next one."""
+def _nearest(
+    magnitude: np.ndarray,  # uint32
+    form: MiniFloat,
+) -> np.ndarray:  # uint32, same shape
+    """The nearest code, past the largest too."""
     shift = 23 - form.mantissa
-    if chance is None:
-        up = np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)
-    else:  # the half makes what is cut off below the random bits round to nearest
-        up = (chance.astype(np.uint32) << (shift - 16)) + np.uint32(1 << (shift - 17))
-    return ((magnitude + up) >> shift) - np.uint32((127 - form.bias) << form.mantissa)
-
-
-def _subnormal(magnitude: np.ndarray, form: MiniFloat, chance: np.ndarray | None) -> np.ndarray:
-    """Codes of magnitudes below, which count the format's smallest steps."""
-    smallest_step = 2.0 ** (1 - form.bias - form.mantissa)
+    to_even = np.uint32((1 << (shift - 1)) - 1) + ((magnitude >> shift) & 1)
+    normal = ((magnitude + to_even) >> shift) - np.uint32((127 - form.bias) << form.mantissa)
+    # A unit of this number is the format's smallest step.
+    anchor = np.float32(2.0 ** (24 - form.bias - form.mantissa))
     with np.errstate(all="ignore"):
-        if chance is None:  # a unit of the anchor is that step
-            anchor = np.float32(smallest_step * 2**23)
-            return (magnitude.view(np.float32) + anchor).view(np.uint32) - anchor.view(np.uint32)
-        steps = magnitude.view(np.float32) * np.float32(1 / smallest_step)
-        return by_chance(np.minimum(steps, np.float32(2**form.mantissa)), chance).astype(np.uint32)
+        subnormal = (magnitude.view(np.float32) + anchor).view(np.uint32) - anchor.view(np.uint32)
+    return np.where(magnitude < np.float32(form.smallest_normal).view(np.uint32), subnormal, normal)
+
+
+def _by_chance(
+    magnitude: np.ndarray,  # uint32
+    form: MiniFloat,
+    chance: np.ndarray,  # uint16, same shape
+) -> np.ndarray:  # uint32, same shape
+    """One of the two codes around: the steps from the last power of two, or from 0, rounded by chance."""
+    smallest = np.float32(form.smallest_normal).view(np.uint32)
+    small = magnitude < smallest
+    with np.errstate(all="ignore"):
+        subnormal = magnitude.view(np.float32) * np.float32(2.0 ** (form.bias + form.mantissa - 1))
+    normal = ((magnitude & np.uint32(0x7FFFFF)) | np.uint32((127 + form.mantissa) << 23)).view(np.float32)
+    powers = np.where(small, np.uint32(0), (magnitude - smallest) >> 23)
+    count = by_chance(np.where(small, subnormal, normal), chance).astype(np.uint32)
+    return (powers << np.uint32(form.mantissa)) + count  # all steps of a power of two lead to the next one
 
 
 def from_mini(
