@@ -92,18 +92,20 @@ def swap(
 
     Between hosts where the group has a way, else as payloads travel. The host waits either way.
     """
-    transport = transport.host
-    memory = transport.empty(own.nbytes * len(ranks))
+    way = transport.host
+    memory = way.empty(own.nbytes * len(ranks))
     places = {rank: memory[at * own.nbytes : (at + 1) * own.nbytes] for at, rank in enumerate(ranks)}
-    own_place = places.pop(transport.rank)
-    transport.write(own_place, own.tobytes())
-    step = transport.open(
+    own_place = places.pop(way.rank)
+    way.write(own_place, own.tobytes())
+    step = way.open(
         [Parcel(peer, own_place) for peer in places], [Parcel(*each) for each in places.items()], tag, timeout_s
     )
     step.start()
     step.wait()
     step.close()
-    return np.frombuffer(transport.read(memory, timeout_s), own.dtype).reshape(len(ranks), -1)
+    if way is not transport:
+        transport.wire_bytes_sent += own.nbytes * len(places)
+    return np.frombuffer(way.read(memory, timeout_s), own.dtype).reshape(len(ranks), -1)
 
 
 def compare(
