@@ -6,24 +6,27 @@ import time
 
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
 from impatience import AMPLE_S
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
 from zcomm.transports import local
+from zcomm.transports.nccl import NcclTransport
 from zcomm.transports.open import open_transport
 from zcomm.transports.tags import TAGS_PER_COMMUNICATOR
 from zcomm.transports.transport import Parcel, Transport
 
 
+def values(nbytes: int, seed: int) -> bytes:
+    """Bytes that depend on seed and position."""
+    return np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8).tobytes()
+
+
 def filled(transport, nbytes: int, seed: int):
-    """Memory with bytes that depend on seed and position."""
+    """Memory that holds them."""
     memory = transport.empty(nbytes)
-    view(transport, memory)[:] = np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8)
+    transport.write(memory, values(nbytes, seed))
     return memory
-
-
-def view(transport, memory) -> np.ndarray:
-    return memory if isinstance(memory, np.ndarray) else memory.numpy()
 
 
 def check_all_to_all(transport) -> None:
@@ -34,14 +37,13 @@ def check_all_to_all(transport) -> None:
         out = {peer: filled(transport, nbytes, 100 * transport.rank + peer) for peer in peers}
         into = {peer: transport.empty(nbytes) for peer in peers}
         exchange = transport.open(
-            [Parcel(peer, out[peer]) for peer in peers], [Parcel(peer, into[peer]) for peer in peers], tag, AMPLE_S
+            [Parcel(peer, out[peer]) for peer in peers], [Parcel(peer, into[peer]) for peer in peers], tag, 20.0
         )
         exchange.start()
         exchange.wait()
         exchange.close()
         for peer in peers:
-            expected = filled(transport, nbytes, 100 * peer + transport.rank)
-            assert np.array_equal(view(transport, into[peer]), view(transport, expected))
+            assert transport.read(into[peer], 20.0) == values(nbytes, 100 * peer + transport.rank)
         assert transport.wire_bytes_sent - before == nbytes * len(peers)
 
 
@@ -57,7 +59,7 @@ def check_many_tags_sent_backwards(transport) -> None:
                 [Parcel(following, filled(transport, 50_000, number))],
                 [Parcel(preceding, into[-1])],
                 first + number,
-                AMPLE_S,
+                20.0,
             )
         )
     for exchange in reversed(exchanges):
@@ -66,22 +68,33 @@ def check_many_tags_sent_backwards(transport) -> None:
         exchange.wait()
         exchange.close()
     for number, memory in enumerate(into):
-        assert np.array_equal(view(transport, memory), view(transport, filled(transport, 50_000, number)))
+        assert transport.read(memory, 20.0) == values(50_000, number)
 
 
 def check_slices(transport) -> None:
     memory = filled(transport, 100, 5)
     part = memory[32:48]
     assert transport.address(part) == transport.address(memory) + 32
-    assert np.array_equal(view(transport, part), view(transport, memory)[32:48])
+    assert transport.read(part, 20.0) == values(100, 5)[32:48]
+    transport.write(part, bytes(range(16)))
+    assert transport.read(memory, 20.0) == values(100, 5)[:32] + bytes(range(16)) + values(100, 5)[48:]
 
 
 def check_tag_ranges(transport) -> None:
     first, second = transport.tags.take(), transport.tags.take()
     assert abs(second - first) >= TAGS_PER_COMMUNICATOR
+    assert transport.tags.meeting() != transport.tags.meeting()
+    transport.tags.give_back(first)
+    assert transport.tags.take() == first
 
 
-CHECKS = [check_all_to_all, check_many_tags_sent_backwards, check_slices, check_tag_ranges]
+def check_host(transport) -> None:
+    host = transport.host
+    assert (host.rank, host.size, host.host) == (transport.rank, transport.size, host)
+    assert host.tags is transport.tags
+
+
+CHECKS = [check_all_to_all, check_many_tags_sent_backwards, check_slices, check_tag_ranges, check_host]
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -119,10 +132,22 @@ def test_gloo(torch_world, check, size):
     torch_world.run(over_gloo, check, size)
 
 
-@pytest.mark.parametrize("check", [check_all_to_all])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_gloo_in_batches(torch_world, check, size):
     torch_world.run(over_batches, check, size)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_nccl(check, size, seed):
+    def program(nccl):
+        with cuda.module.cuda.Stream():
+            check(NcclTransport(nccl))
+
+    with FakeCuda(seed) as cuda:
+        cuda.run(size, program)
 
 
 def test_a_silent_peer_is_named_after_the_timeout():

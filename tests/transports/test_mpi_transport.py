@@ -6,10 +6,11 @@ import time
 
 import numpy as np
 import pytest
+from fake_cuda import FakeCuda
 from impatience import AMPLE_S
 from test_contract import CHECKS, check_all_to_all, check_many_tags_sent_backwards
 
-from zcomm.errors import GroupError, PeerTimeout, TransportError
+from zcomm.errors import EngineError, GroupError, PeerTimeout, TransportError
 from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.tags import TAGS_PER_COMMUNICATOR
 from zcomm.transports.transport import Parcel
@@ -38,6 +39,47 @@ def over_mpi(check, size: int) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_mpi(mpi_world, check, size):
     mpi_world.run(over_mpi, check, size)
+
+
+def over_gpu_memory(check, size: int, gpu_aware: bool) -> None:
+    from mpi4py import MPI
+
+    from zcomm.transports.mpi_device import MpiDeviceTransport
+
+    part = MPI.COMM_WORLD.Split(0 if MPI.COMM_WORLD.rank < size else MPI.UNDEFINED)
+    if part == MPI.COMM_NULL:
+        return
+    with FakeCuda(seed=MPI.COMM_WORLD.rank) as cuda, cuda.module.cuda.Stream():
+        transport = MpiDeviceTransport(part, "cuda:0", gpu_aware)
+        check(transport)
+        assert not transport.under_way
+        transport.close()
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("gpu_aware", [False, True], ids=["staged", "gpu_aware"])
+def test_mpi_with_gpu_memory(mpi_world, check, size, gpu_aware):
+    mpi_world.run(over_gpu_memory, check, size, gpu_aware)
+
+
+def without_a_gpu() -> None:
+    from mpi4py import MPI
+
+    from zcomm.transports.open import open_transport
+
+    with FakeCuda(n_devices=1) as cuda:
+        for device, complaint in (("cuda:1", "there is no cuda:1"), ("gpu", "expected 'cpu', or 'cuda:0'")):
+            with pytest.raises(EngineError, match=complaint):
+                open_transport(MPI.COMM_WORLD, device)
+        transport = open_transport(MPI.COMM_WORLD, "cuda:0")
+        assert (transport.gpu_aware, transport.name) == (False, "mpi, staged")  # this MPI says nothing of CUDA
+        transport.close()
+    del cuda
+
+
+def test_a_gpu_that_is_not_there_is_refused_and_staging_is_the_default(mpi_world):
+    mpi_world.run(without_a_gpu)
 
 
 def in_pieces(piece_bytes: int, nbytes: int) -> None:
