@@ -20,7 +20,6 @@ means that the state serves two models.
 
 # No `from __future__ import annotations`: DDP compares the hook's annotations with the types themselves.
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -49,24 +48,13 @@ class State(HookState):
         topology: Topology | None = None,  # None: detected
         feedback: bool | Feedback = False,  # True: Feedback(), the plain form
     ) -> None:
-        super().__init__(codec, group, plan, topology)
-        if not isinstance(feedback, bool | Feedback):
-            raise BufferError(f"feedback must be True, False or a zcomm.Feedback, got {feedback!r}")
-        self.feedback = Feedback() if feedback is True else feedback or None
+        super().__init__(codec, group, plan, topology, feedback)
         self._buckets: dict[int, _Bucket] = {}
         self._under_way: list[Work] = []
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals as tensors, for torch.save beside model and optimizer. Save it on every rank."""
-        return {} if self.feedback is None else _with_parts(self.feedback.state_dict(), torch.from_numpy)
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take this rank's residuals back. A bit-exact resume needs one backward of the new model before (guide)."""
-        if self.feedback is None:
-            if state:
-                raise BufferError("the state holds residuals, but feedback is off here; make the State with feedback=")
-            return
-        self.feedback.load_state_dict(_with_parts(state, torch.Tensor.numpy))
+        super().load_state_dict(state)
 
     def average(
         self,
@@ -157,11 +145,3 @@ class _Bucket(NamedTuple):
     key: str
     layout: int  # how often its parameters have changed
     parameters: tuple[int, ...]  # their ids
-
-
-def _with_parts(state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """A feedback's state_dict with every part changed: array to tensor, or back."""
-    return {
-        key: {"calls": saved["calls"], "parts": {name: change(part) for name, part in saved["parts"].items()}}
-        for key, saved in state.items()
-    }

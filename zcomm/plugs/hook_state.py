@@ -1,4 +1,4 @@
-"""What torch's gradient hooks are registered with: settings, and the communicator over them, made when first used.
+"""What torch's gradient hooks are registered with: settings, residuals, and the communicator, made when first used.
 
 torch keeps a hook's state beside the model and may pickle it with the model. A process group cannot be pickled, so a
 state leaves it behind, and asks for it again where it was not the default one.
@@ -6,14 +6,17 @@ state leaves it behind, and asks for it again where it was not the default one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from zcomm.collectives.communicator import Communicator
+from zcomm.collectives.feedback import Feedback
 from zcomm.collectives.stats import Stats
-from zcomm.errors import GroupError
+from zcomm.errors import BufferError, GroupError
 from zcomm.plan import Plan, plan_of
 from zcomm.topology import Topology
 from zcomm.transports.torch_dist import process_group
@@ -21,7 +24,10 @@ from zcomm.wire.codec import Codec
 
 
 class HookState:
-    """Settings of a gradient hook. All ranks make it alike, over the group that the model averages over."""
+    """Settings and residuals of one model's gradient hook.
+
+    All ranks make it alike, over the group that the model averages over.
+    """
 
     def __init__(
         self,
@@ -29,11 +35,15 @@ class HookState:
         group: Any = None,  # the model's process group, or a one-dimensional mesh; None: the default group
         plan: Plan | None = None,  # all other settings
         topology: Topology | None = None,  # None: detected
+        feedback: bool | Feedback = False,  # True: Feedback(), the plain form
     ) -> None:
         if isinstance(codec, Plan):
             plan, codec = codec, None
         self.plan = plan_of(codec or "int8") if plan is None else plan if codec is None else replace(plan, codec=codec)
         self.topology = topology
+        if not isinstance(feedback, bool | Feedback):
+            raise BufferError(f"feedback must be True, False or a zcomm.Feedback, got {feedback!r}")
+        self.feedback = Feedback() if feedback is True else feedback or None
         self._group = group
         self._group_is_lost = False
         self._communicator: Communicator | None = None
@@ -75,6 +85,18 @@ class HookState:
         if self._communicator is not None:
             self._communicator.reset_stats()
 
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's residuals as tensors, for torch.save beside model and optimizer. Save it on every rank."""
+        return {} if self.feedback is None else _with_parts(self.feedback.state_dict(), torch.from_numpy)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take this rank's residuals back."""
+        if self.feedback is None:
+            if state:
+                raise BufferError("the state holds residuals, but feedback is off here; make the State with feedback=")
+            return
+        self.feedback.load_state_dict(_with_parts(state, torch.Tensor.numpy))
+
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
         kept["_group_is_lost"] = self._group_is_lost or self._group is not None
@@ -83,3 +105,11 @@ class HookState:
 
     def __repr__(self) -> str:
         return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}({self.plan})"
+
+
+def _with_parts(state: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    """A feedback's state_dict with every part changed: array to tensor, or back."""
+    return {
+        key: {"calls": saved["calls"], "parts": {name: change(part) for name, part in saved["parts"].items()}}
+        for key, saved in state.items()
+    }
