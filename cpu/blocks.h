@@ -171,38 +171,11 @@ ZC_FN void encode_short(const Rules &rules, const float *x, zc_i64 present, Amax
     for (int i = 0; i < N / 2; ++i) planes[i] = (zc_u8)(codes[i] | codes[i + N / 2] << 4);
 }
 
-#ifdef __AVX2__
-// Eight e2m1 numbers from the low four bits of each lane; the permutation looks at three.
-ZC_FN __m256 e2m1_numbers(__m256i codes) {
-  const __m256 magnitudes = _mm256_permutevar8x32_ps(_mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f), codes);
-  const __m256i sign = _mm256_slli_epi32(_mm256_and_si256(codes, _mm256_set1_epi32(8)), 28);
-  return _mm256_xor_ps(magnitudes, _mm256_castsi256_ps(sign));
-}
-#endif
-
 // Sums of a whole short block over k chunks.
 template <class Rules>
 static void sum_short(const Rules &rules, const Layout &at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
                       float_at *__restrict sums) {
   constexpr int N = Rules::SHORT;
-#ifdef __AVX2__
-  if constexpr (Rules::bits() == 4) {
-    __m256 of_chunks[N / 8];
-    for (zc_i64 w = 0; w < k; ++w) {
-      const __m256 scale = _mm256_set1_ps(rules.shared(wires[w], at, b));
-      for (int i = 0; i < N / 16; ++i) {
-        const __m128i bytes = _mm_loadl_epi64((const __m128i *)(wires[w] + at.codes_at(b) + 8 * i));
-        const __m256i pairs = _mm256_cvtepu8_epi32(bytes);
-        const __m256 low = _mm256_mul_ps(e2m1_numbers(pairs), scale);
-        const __m256 high = _mm256_mul_ps(e2m1_numbers(_mm256_srli_epi32(pairs, 4)), scale);
-        of_chunks[i] = w == 0 ? low : _mm256_add_ps(of_chunks[i], low);
-        of_chunks[i + N / 16] = w == 0 ? high : _mm256_add_ps(of_chunks[i + N / 16], high);
-      }
-    }
-    for (int i = 0; i < N / 8; ++i) _mm256_storeu_ps((float *)(sums + 8 * i), of_chunks[i]);
-    return;
-  }
-#endif
   float total[N];
   for (zc_i64 w = 0; w < k; ++w) {
     const zc_u8 *planes = wires[w] + at.codes_at(b);

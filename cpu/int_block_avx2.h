@@ -1,5 +1,6 @@
-// Whole blocks of 8-bit and 4-bit codes by AVX2: what cpu/blocks_simd.h is made of on machines without AVX-512.
-// Blocks are a multiple of 64. Included once per build of cpu/loops.cpp, inside its namespace and `namespace avx2`.
+// Whole blocks of 8-bit and 4-bit codes by AVX2. Blocks are a multiple of 64.
+//
+// Included once per build of cpu/loops.cpp that has AVX2 and no AVX-512, inside its namespace.
 
 ZC_FN zc_u32 largest(__m256i m8) {
   __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(m8), _mm256_extracti128_si256(m8, 1));
@@ -11,17 +12,12 @@ ZC_FN zc_u32 largest(__m256i m8) {
 // The largest magnitude bits of a block.
 template <class E>
 ZC_FN zc_u32 block_amax(const zc_u8 *x, zc_i64 block) {
-  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
-  __m256i m[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256(), _mm256_setzero_si256()};
+  Words m[4] = {};
   for (zc_i64 j = 0; j < block; j += 32)
-    for (int i = 0; i < 4; ++i) {
-      const __m256i bits = _mm256_castps_si256(load8<E>(x + (j + 8 * i) * E::size));
-      m[i] = _mm256_max_epi32(m[i], _mm256_and_si256(bits, magnitude));
-    }
-  return largest(_mm256_max_epi32(_mm256_max_epi32(m[0], m[1]), _mm256_max_epi32(m[2], m[3])));
+    for (int i = 0; i < 4; ++i) m[i] = larger(m[i], magnitudes(load<E>(x + (j + 8 * i) * E::size)));
+  return largest((__m256i)larger(larger(m[0], m[1]), larger(m[2], m[3])));
 }
 
-#ifndef __AVX512F__
 // The block rotated into `rotated`, and its largest magnitude bits.
 template <class E>
 ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
@@ -30,14 +26,13 @@ ZC_FN zc_u32 rotate_block(const zc_u8 *x, zc_i64 block, float_at *rotated) {
     m = _mm256_max_epi32(m, rotate_group<E>(x + j * E::size, ZC_ROTATE_SCALE, rotated + j));
   return largest(m);
 }
-#endif
 
 // 32 elements as 32 codes. BY_CHANCE: `chance` holds their random bits; the sums and the clamp are zc_code_by_chance's.
 template <int BITS, bool BY_CHANCE, class E>
 ZC_FN __m256i codes32(const zc_u8 *x, __m256 inv, const zc_u16 *chance) {
   __m256i q[4];
   for (int i = 0; i < 4; ++i) {
-    const __m256 steps = _mm256_mul_ps(load8<E>(x + 8 * i * E::size), inv);
+    const __m256 steps = _mm256_mul_ps(load<E>(x + 8 * i * E::size), inv);
     if constexpr (BY_CHANCE) {
       const __m256i drawn = _mm256_cvtepu16_epi32(load_half((const zc_u8 *)(chance + 8 * i)));
       const __m256i from128 = _mm256_or_si256(drawn, _mm256_set1_epi32(0x43000000));
@@ -72,47 +67,44 @@ ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, const z
   }
 }
 
-// The scale of block b in every lane: its 16 bits twice per lane, the lower ones cleared.
-ZC_FN __m256 scale8(const zc_u8 *wire, zc_i64 b) {
-  const __m256i twice = _mm256_set1_epi16((short)((const u16_at *)wire)[b]);
-  return _mm256_castsi256_ps(_mm256_and_si256(twice, _mm256_set1_epi32((int)0xffff0000u)));
-}
-
-ZC_FN __m256i bytes8(const zc_u8 *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
-ZC_FN __m256 decoded8(__m256i codes, __m256 scale) { return _mm256_mul_ps(_mm256_cvtepi32_ps(codes), scale); }
+ZC_FN __m256i signed_bytes(const zc_u8 *p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
 
 // Sums of whole block b, whose codes begin at codes_at, over k chunks: 64 elements at a time in registers, chunk after
-// chunk.
-template <int BITS>
-ZC_FN void sum_block(zc_i64 block, zc_i64 codes_at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b,
-                     float_at *sums) {
-  if constexpr (BITS == 8) {
-    for (zc_i64 j = 0; j < block; j += 64) {
-      const auto each = [&](zc_i64 w, auto f) {  // f(i, elements 8i .. 8i + 7 of these 64 in chunk w)
-        const zc_u8 *codes = wires[w] + codes_at + j;
-        const __m256 scale = scale8(wires[w], b);
-        for (int i = 0; i < 8; ++i) f(i, decoded8(bytes8(codes + 8 * i), scale));
-      };
-      __m256 sum[8];
-      each(0, [&](int i, __m256 x) { sum[i] = x; });
-      for (zc_i64 w = 1; w < k; ++w) each(w, [&](int i, __m256 x) { sum[i] = _mm256_add_ps(sum[i], x); });
-      for (int i = 0; i < 8; ++i) _mm256_storeu_ps((float *)(sums + j + 8 * i), sum[i]);
+// chunk, from element i of the sink on.
+template <class Sink>
+ZC_FN void sum_int8(zc_i64 block, zc_i64 codes_at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, const Sink &sink,
+                    zc_i64 i) {
+  for (zc_i64 j = 0; j < block; j += 64) {
+    Floats sum[8];
+    clear(sum);
+    for (zc_i64 w = 0; w < k; ++w) {
+      const Floats scale = all(wide_scale(wires[w], b));
+      for (int r = 0; r < 8; ++r) {
+        const Floats x = _mm256_cvtepi32_ps(signed_bytes(wires[w] + codes_at + j + 8 * r));
+        sum[r] = multiply_add(x, scale, sum[r]);
+      }
     }
-  } else {
-    for (zc_i64 j = 0; j < block / 2; j += 32) {
-      const auto each = [&](zc_i64 w, auto f) {
-        const zc_u8 *codes = wires[w] + codes_at + j;
-        const __m256 scale = scale8(wires[w], b);
-        for (int i = 0; i < 4; ++i) {
-          const __m256i pairs = bytes8(codes + 8 * i);
-          f(i, decoded8(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 28), 28), scale));
-          f(i + 4, decoded8(_mm256_srai_epi32(pairs, 4), scale));
-        }
-      };
-      __m256 sum[8];
-      each(0, [&](int i, __m256 x) { sum[i] = x; });
-      for (zc_i64 w = 1; w < k; ++w) each(w, [&](int i, __m256 x) { sum[i] = _mm256_add_ps(sum[i], x); });
-      for (int i = 0; i < 8; ++i) _mm256_storeu_ps((float *)(sums + j + i / 4 * (block / 2) + i % 4 * 8), sum[i]);
+    sink.put(i + j, sum);
+  }
+}
+template <class Sink>
+ZC_FN void sum_int4(zc_i64 block, zc_i64 codes_at, const zc_u8 *const *wires, zc_i64 k, zc_i64 b, const Sink &sink,
+                    zc_i64 i) {
+  for (zc_i64 j = 0; j < block / 2; j += 32) {
+    Floats low[4], high[4];
+    clear(low);
+    clear(high);
+    for (zc_i64 w = 0; w < k; ++w) {
+      const Floats scale = all(wide_scale(wires[w], b));
+      for (int r = 0; r < 4; ++r) {
+        const __m256i pairs = signed_bytes(wires[w] + codes_at + j + 8 * r);
+        const Floats of_low = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(pairs, 28), 28));
+        const Floats of_high = _mm256_cvtepi32_ps(_mm256_srai_epi32(pairs, 4));
+        low[r] = multiply_add(of_low, scale, low[r]);
+        high[r] = multiply_add(of_high, scale, high[r]);
+      }
     }
+    sink.put(i + j, low);
+    sink.put(i + j + block / 2, high);
   }
 }

@@ -85,13 +85,11 @@ static void encode_blocks(const zc_codec &codec, const Layout &at, zc_i64 start,
   zc_i64 b = start / at.block;
   const zc_i64 end = b + (count + at.block - 1) / at.block;
 #ifdef __AVX2__
-  if (is_usual(codec)) {
-    const zc_i64 whole = count / at.block;
-    with_codes(codec, [&](auto codes) {
-      encode_whole<false, E>(codes, x, whole, at.block, chance.from(start), (u16_at *)wire + b, wire + at.codes_at(b));
-    });
-    b += whole;
-    x += whole * at.block * E::size;
+  if (is_encoded_here(codec)) {
+    const zc_i64 done = encode_usual<E>(codec, at, b, x, count / at.block, chance.from(start), wire);
+    b += done;
+    x += done * at.block * E::size;
+    count -= done * at.block;
   }
 #endif
   if (codec.kind == ZC_NVFP4) {
@@ -162,7 +160,7 @@ static void encode(const zc_codec &codec, const zc_u8 *source, zc_i64 n, const C
     if (codec.rotated) {
       zc_i64 done = 0;
 #ifdef __AVX2__
-      if (is_usual(codec) && codec.block <= ROTATED_BLOCK) {
+      if (is_encoded_here(codec) && codec.kind <= ZC_FP8_BLOCK && codec.block <= ROTATED_BLOCK) {
         done = n / codec.block * codec.block;
         with_codes(codec, [&](auto codes) {
           encode_whole<true, E>(codes, source, n / at.block, at.block, chance, (u16_at *)wire, wire + at.codes_offset);
@@ -225,13 +223,14 @@ static void sum_blocks(const Sum &sum, zc_i64 start, zc_i64 count, float_at *sum
   const Layout at = Layout::of(sum.codec, sum.n);
   zc_i64 b = start / at.block, lo = start - b * at.block;
 #ifdef __AVX2__
-  if (is_usual(sum.codec) && lo == 0) {
-    const zc_i64 whole = count / at.block;
-    with_codes(sum.codec, [&](auto codes) { sum_whole(codes, at, sum.wires, sum.k, b, whole, sums); });
-    b += whole;
-    sums += whole * at.block;
-    count -= whole * at.block;
-  }
+  if (is_summed_here(sum.codec) && lo == 0)
+    with_sums(sum.codec, [&](auto whole) {
+      const Sink<Float32, false> sink = {(zc_u8 *)sums};
+      const zc_i64 done = sum_whole(whole, Chunks{at, sum.wires, sum.k}, b, count / at.block, sink);
+      b += done;
+      sums += done * at.block;
+      count -= done * at.block;
+    });
 #endif
   with_rules(sum.codec, [&](auto rules) {
     if constexpr (decltype(rules)::SHORT != 0)
@@ -299,16 +298,29 @@ ZC_FN zc_i64 tile_of(const zc_codec &codec) {
 // A target that no cache can hold is written past them: a line that is overwritten whole need not be read first.
 constexpr zc_i64 STREAMED_NBYTES = 32 << 20;
 
+// Stores the whole blocks of a usual codec; returns how many elements.
+template <class E, bool PAST_CACHES>
+static zc_i64 reduce_whole(const Sum &sum, zc_u8 *target) {
+  if (!is_summed_here(sum.codec) || sum.codec.rotated) return 0;
+  const Layout at = Layout::of(sum.codec, sum.n);
+  const Sink<E, PAST_CACHES> sink = {target, (float)sum.factor, (float)sum.divisor};
+  zc_i64 done = 0;
+  with_sums(sum.codec, [&](auto whole) {
+    done = sum_whole(whole, Chunks{at, sum.wires, sum.k}, 0, sum.n / at.block, sink) * at.block;
+  });
+  return done;
+}
+
 template <class E>
 static void stream_reduce(const Sum &sum, zc_u8 *target) {
   const zc_i64 tile = tile_of(sum.codec);
-  for (zc_i64 start = 0; start < sum.n; start += tile) {
-    const zc_i64 count = sum.n - start < tile ? sum.n - start : tile, whole = count & ~(zc_i64)7;
-    zc_u8 *out = target + start * E::size;
+  const Sink<E, true> sink = {target};
+  for (zc_i64 start = reduce_whole<E, true>(sum, target); start < sum.n; start += tile) {
+    const zc_i64 count = sum.n - start < tile ? sum.n - start : tile, whole = count / (2 * LANES) * (2 * LANES);
     alignas(64) float sums[TILE];
     sum_as_elements(sum, start, count, sums);
-    for (zc_i64 i = 0; i < whole; i += 8) stream8<E>(out + i * E::size, _mm256_load_ps(sums + i));
-    convert<Float32, E>((const zc_u8 *)(sums + whole), count - whole, out + whole * E::size);
+    sink.put(start, sums, whole);
+    convert<Float32, E>((const zc_u8 *)(sums + whole), count - whole, target + (start + whole) * E::size);
   }
   _mm_sfence();
 }
@@ -317,11 +329,14 @@ static void stream_reduce(const Sum &sum, zc_u8 *target) {
 template <class E>
 static void reduce(const Sum &sum, zc_u8 *target) {
 #ifdef __AVX2__
-  if (sum.n * E::size >= STREAMED_NBYTES && (__UINTPTR_TYPE__)target % 32 == 0 && !sums_in_float64(sum.codec))
+  if (sum.n * E::size >= STREAMED_NBYTES && (__UINTPTR_TYPE__)target % sizeof(Floats) == 0 && !sums_in_float64(sum.codec))
     return stream_reduce<E>(sum, target);
+  const zc_i64 done = reduce_whole<E, false>(sum, target);
+#else
+  const zc_i64 done = 0;
 #endif
   const zc_i64 tile = tile_of(sum.codec);
-  for (zc_i64 start = 0; start < sum.n; start += tile) {
+  for (zc_i64 start = done; start < sum.n; start += tile) {
     const zc_i64 count = sum.n - start < tile ? sum.n - start : tile;
     zc_u8 *out = target + start * E::size;
     if (E::dtype == ZC_FLOAT64 && sums_in_float64(sum.codec)) {

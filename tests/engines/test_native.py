@@ -149,20 +149,42 @@ def test_native_and_reference_agree_on_anything(data: st.DataObject) -> None:
         assert verb(engine, kind, wires, n, finish, last, offset) == expected  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("kind", [codec("int8"), codec("int4"), codec("int5:64")], ids=str)
-def test_native_decodes_any_bytes_like_the_reference(kind: Codec) -> None:
-    # Bytes that no encoder writes: codes of -2^(b-1), scales of every bit pattern.
-    rng, n = np.random.default_rng(3), 3 * 256 * 64
-    wire = rng.integers(0, 256, kind.nbytes(n), dtype=np.uint8).tobytes()
+@pytest.mark.parametrize(
+    "spec", ["int8", "int4", "int4:64", "int5:64", "fp8_e4m3", "fp8_e5m2", "mxfp8", "mxfp4", "nvfp4"]
+)
+def test_native_sums_any_bytes_like_the_reference(spec: str) -> None:
+    # Bytes that no encoder writes: codes of -2^(b-1), NaN codes, scales of every bit pattern. In two chunks scales are
+    # large and codes small, so that a product too large for fp32 may meet one of the other sign that is not.
+    kind, rng, n = codec(spec), np.random.default_rng(3), 3 * 1024 * 16 + 40
+    chunks = [rng.integers(0, 256, kind.nbytes(n), dtype=np.uint8) for _ in range(3)]
+    for chunk in chunks[1:]:
+        chunk[:] = rng.choice(np.array([0x01, 0xFF, 0xFE, 0x1E, 0xE1, 0x7F], np.uint8), chunk.size)
+        chunk[: chunk.size // 16] = rng.choice(np.array([0x7F, 0x7B, 0x77, 0xFB], np.uint8), chunk.size // 16)
+    wires = [chunk.tobytes() for chunk in chunks]
     for dtype in DType:
-        expected = inputs.decode(REFERENCE, kind, wire, n, dtype)
+        expected = [inputs.reduce(REFERENCE, kind, wires[:k], n, NO_FINISH, dtype) for k in (1, 3)]
+        expected.append(inputs.reduce(REFERENCE, kind, wires[1:], n, NO_FINISH, dtype))
         for engine in BUILDS:
-            assert inputs.decode(engine, kind, wire, n, dtype) == expected, (engine.build, dtype)
+            sums = [inputs.reduce(engine, kind, wires[:k], n, NO_FINISH, dtype) for k in (1, 3)]
+            sums.append(inputs.reduce(engine, kind, wires[1:], n, NO_FINISH, dtype))
+            assert sums == expected, (engine.build, dtype)
 
 
-@pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.spelling)
-def test_native_streams_a_large_target_to_the_same_bytes(dtype: DType) -> None:
-    kind, n = codec("int8"), (32 << 20) // dtype.itemsize + 77
+@pytest.mark.parametrize(
+    ("spec", "dtype"),
+    [
+        *(("int8", dtype) for dtype in DType),
+        ("int4:64", DType.BFLOAT16),
+        ("hadamard:int4", DType.FLOAT16),
+        ("fp8_e4m3", DType.FLOAT32),
+        ("mxfp8", DType.BFLOAT16),
+        ("mxfp4", DType.FLOAT16),
+        ("nvfp4", DType.FLOAT32),
+    ],
+    ids=str,
+)
+def test_native_streams_a_large_target_to_the_same_bytes(spec: str, dtype: DType) -> None:
+    kind, n = codec(spec), (32 << 20) // dtype.itemsize + 77
     x = np.resize(np.random.default_rng(4).standard_normal(1 << 16).astype(np.float32), n)
     wire = np.empty(kind.nbytes(n), np.uint8)
     BUILDS[0].encode(kind, x.ctypes.data, n, DType.FLOAT32, wire.ctypes.data)
