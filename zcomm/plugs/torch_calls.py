@@ -18,7 +18,7 @@ from zcomm.collectives.communicator import Communicator
 from zcomm.errors import GroupError
 from zcomm.graphs import outside_graphs
 from zcomm.plugs.torch_work import TorchWork
-from zcomm.transports.torch_dist import process_group
+from zcomm.transports.torch_dist import device_in, process_group
 from zcomm.wire.codec import Codec
 from zcomm.work import Work
 
@@ -44,18 +44,25 @@ __all__ = [
 ]
 
 _making = threading.Lock()
-_communicators: weakref.WeakKeyDictionary[Any, Communicator] = weakref.WeakKeyDictionary()
+_communicators: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()  # by device
 
 
 def communicator(
     group: Any = None,  # a ProcessGroup, a one-dimensional DeviceMesh, or None for the default group
+    like: Any = None,  # a tensor, or a list of them, of the calls that are meant; None: on the group's own device
 ) -> Communicator:
-    """The communicator that these functions use for a group; its stats() count their calls."""
+    """The communicator that these functions use for a group; its stats() count their calls.
+
+    A group with backends for CPU and GPU ("cpu:gloo,cuda:nccl") has two, one for tensors of each.
+    """
     group = process_group(group)
+    tensor = like[0] if isinstance(like, list) and like else like
+    device = device_in(group, tensor.device if isinstance(tensor, torch.Tensor) else None)
     with _making:
-        found = _communicators.get(group)
+        of_group = _communicators.setdefault(group, {})
+        found = of_group.get(device)
         if found is None:
-            found = _communicators[group] = Communicator(group)
+            found = of_group[device] = Communicator(group, device=device)
     return found
 
 
@@ -69,7 +76,7 @@ def all_reduce(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average tensor over the group, in place (see Communicator.all_reduce)."""
-    return _work(communicator(group).all_reduce(tensor, op, codec, async_op), tensor)
+    return _work(communicator(group, tensor).all_reduce(tensor, op, codec, async_op), tensor)
 
 
 @outside_graphs
@@ -82,7 +89,7 @@ def all_gather_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's input into output, in rank order (see Communicator.all_gather_single)."""
-    comm = communicator(group)
+    comm = communicator(group, output_tensor)
     return _work(comm.all_gather_single(output_tensor, input_tensor, codec, async_op), output_tensor)
 
 
@@ -97,7 +104,7 @@ def reduce_scatter_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average input over the group and keep this rank's part (see Communicator.reduce_scatter_single)."""
-    return _work(communicator(group).reduce_scatter_single(output, input, op, codec, async_op), output)
+    return _work(communicator(group, output).reduce_scatter_single(output, input, op, codec, async_op), output)
 
 
 @outside_graphs
@@ -110,7 +117,7 @@ def all_gather(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's tensor, each into its own; they may differ in size (see Communicator.all_gather)."""
-    return _work(communicator(group).all_gather(tensor_list, tensor, codec, async_op), tensor_list)
+    return _work(communicator(group, tensor_list).all_gather(tensor_list, tensor, codec, async_op), tensor_list)
 
 
 @outside_graphs
@@ -124,7 +131,7 @@ def reduce_scatter(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average each rank's input over the group and keep this rank's (see Communicator.reduce_scatter)."""
-    return _work(communicator(group).reduce_scatter(output, input_list, op, codec, async_op), output)
+    return _work(communicator(group, output).reduce_scatter(output, input_list, op, codec, async_op), output)
 
 
 @outside_graphs
@@ -140,7 +147,7 @@ def all_to_all_single(
 ) -> TorchWork | None:
     """Send each rank its part of input's first dimension (see Communicator.all_to_all_single)."""
     came, sent = _in_elements(output, output_split_sizes), _in_elements(input, input_split_sizes)
-    return _work(communicator(group).all_to_all_single(output, input, came, sent, codec, async_op), output)
+    return _work(communicator(group, output).all_to_all_single(output, input, came, sent, codec, async_op), output)
 
 
 @outside_graphs
@@ -153,7 +160,7 @@ def all_to_all(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Send each rank its tensor (see Communicator.all_to_all)."""
-    comm = communicator(group)
+    comm = communicator(group, output_tensor_list)
     return _work(comm.all_to_all(output_tensor_list, input_tensor_list, codec, async_op), output_tensor_list)
 
 
@@ -167,7 +174,7 @@ def all_reduce_coalesced(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """All-reduce many tensors as one message (see Communicator.all_reduce_coalesced)."""
-    return _work(communicator(group).all_reduce_coalesced(tensors, op, codec, async_op), tensors)
+    return _work(communicator(group, tensors).all_reduce_coalesced(tensors, op, codec, async_op), tensors)
 
 
 @outside_graphs
@@ -181,7 +188,7 @@ def broadcast(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Give every rank src's tensor as its bytes decode (see Communicator.broadcast)."""
-    comm = communicator(group)
+    comm = communicator(group, tensor)
     return _work(comm.broadcast(tensor, _rank_in_group(group, src, group_src), codec, async_op), tensor)
 
 
@@ -197,7 +204,7 @@ def reduce(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Sum or average tensor on rank dst (see Communicator.reduce)."""
-    comm = communicator(group)
+    comm = communicator(group, tensor)
     return _work(comm.reduce(tensor, _rank_in_group(group, dst, group_dst), op, codec, async_op), tensor)
 
 
@@ -213,7 +220,7 @@ def gather(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Gather every rank's tensor on rank dst; they may differ in size (see Communicator.gather)."""
-    comm, root = communicator(group), _rank_in_group(group, dst, group_dst, 0)
+    comm, root = communicator(group, tensor), _rank_in_group(group, dst, group_dst, 0)
     return _work(comm.gather(tensor, gather_list, root, codec, async_op), gather_list or [])
 
 
@@ -229,7 +236,7 @@ def scatter(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Give every rank its own of rank src's tensors; they may differ in size (see Communicator.scatter)."""
-    comm, root = communicator(group), _rank_in_group(group, src, group_src, 0)
+    comm, root = communicator(group, tensor), _rank_in_group(group, src, group_src, 0)
     return _work(comm.scatter(tensor, scatter_list, root, codec, async_op), tensor)
 
 
@@ -274,7 +281,7 @@ def isend(
 ) -> TorchWork:
     """send, asynchronously."""
     _no_tag(tag)
-    comm = communicator(group)
+    comm = communicator(group, tensor)
     return _under_way(comm.send(tensor, _rank_in_group(group, dst, group_dst), codec, async_op=True), tensor)
 
 
@@ -290,7 +297,7 @@ def irecv(
 ) -> TorchWork:
     """recv, asynchronously."""
     _no_tag(tag)
-    comm = communicator(group)
+    comm = communicator(group, tensor)
     return _under_way(comm.recv(tensor, _rank_in_group(group, src, group_src), codec, async_op=True), tensor)
 
 

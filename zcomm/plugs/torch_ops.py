@@ -72,8 +72,8 @@ def _name(group: Any) -> str:
     return group.group_name
 
 
-def _communicator(name: str) -> Communicator:
-    return communicator(_group(name))
+def _communicator(name: str, tensor: torch.Tensor) -> Communicator:
+    return communicator(_group(name), tensor)
 
 
 def _group(name: str) -> dist.ProcessGroup:
@@ -105,7 +105,7 @@ def _scattered_shape(full: torch.Tensor, size: int) -> list[int]:
 
 @torch.library.custom_op("zcomm::all_gather", mutates_args=())
 def _all_gather(shard: torch.Tensor, group: str, codec: str, grad_codec: str | None = None) -> torch.Tensor:
-    comm = _communicator(group)
+    comm = _communicator(group, shard)
     out = shard.new_empty(_gathered_shape(shard, comm.size))
     comm.all_gather_single(out, shard, codec)
     return out
@@ -114,7 +114,7 @@ def _all_gather(shard: torch.Tensor, group: str, codec: str, grad_codec: str | N
 @torch.library.custom_op("zcomm::reduce_scatter", mutates_args=())
 def _reduce_scatter(full: torch.Tensor, op: str, group: str, codec: str, grad_codec: str | None = None) -> torch.Tensor:
     _check_op(op)
-    comm = _communicator(group)
+    comm = _communicator(group, full)
     out = full.new_empty(_scattered_shape(full, comm.size))
     comm.reduce_scatter_single(out, full, reduce_op(op), codec)
     return out
@@ -124,7 +124,7 @@ def _reduce_scatter(full: torch.Tensor, op: str, group: str, codec: str, grad_co
 def _all_reduce(x: torch.Tensor, op: str, group: str, codec: str, grad_codec: str | None = None) -> torch.Tensor:
     _check_op(op)
     out = x.clone(memory_format=torch.contiguous_format)
-    _communicator(group).all_reduce(out, reduce_op(op), codec)
+    _communicator(group, x).all_reduce(out, reduce_op(op), codec)
     return out
 
 

@@ -46,15 +46,17 @@ class TorchWork(dist.Work):
         return self._work.exception()
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of the result."""
-        future: torch.futures.Future[Any] = torch.futures.Future()
+        """A future of the result; on a GPU whoever waits for it lets the current stream wait, as torch's own do."""
+        devices = sorted({tensor.device for tensor in self.result() if tensor.is_cuda}, key=str)
+        future: torch.futures.Future[Any] = torch.futures.Future(devices=devices)
 
         def settle(work: Work) -> None:
             error = work.exception()
-            if error is None:
-                future.set_result(self._result)
-            else:
+            if error is not None:
                 future.set_exception(error)
+                return
+            work.wait()  # done already; on a GPU the current stream, which the future looks at, waits
+            future.set_result(self._result)
 
         self._work.add_done_callback(settle)
         return future

@@ -255,26 +255,34 @@ def process_group(group: Any) -> Any:
     return group
 
 
-def _device_of(group: Any, device: str | None) -> torch.device:
-    """Where a transport's parcels live. None: the current GPU where the group has NCCL and there is one, else "cpu"."""
+def device_in(
+    group: Any,  # a ProcessGroup
+    device: torch.device | None,  # of a tensor; None: of none in particular
+) -> str:
+    """Where group moves the bytes of such a tensor: on its GPU by NCCL, else between hosts, if the group has a way.
+
+    None means the current GPU where the group has NCCL and there is one.
+    """
     has_nccl = _backend_name(group, "cuda") == "nccl"
-    if device is None:
-        wanted = torch.device("cuda" if has_nccl and torch.cuda.is_available() else "cpu")
-    else:
-        wanted = torch.device(device)
-    if wanted.type == "cuda":
-        if not has_nccl:
-            raise BufferError(
-                f"group {group.group_name!r} has no NCCL, so it moves bytes between hosts only, not on {wanted}; "
-                'make it with backend="nccl" or "cpu:gloo,cuda:nccl"'
-            )
+    if has_nccl and (device is None or device.type != "cpu" or not _has_cpu_backend(group)):
+        if device is not None and device.type == "cuda":
+            return str(device)
+        if torch.cuda.is_available():
+            return f"cuda:{torch.cuda.current_device()}"
+    return "cpu"
+
+
+def _device_of(group: Any, device: str | None) -> torch.device:
+    """Where a transport's parcels live. Raises BufferError where the group has no backend for that device."""
+    wanted = torch.device(device_in(group, None) if device is None else device)
+    if wanted.type == "cuda" and _backend_name(group, "cuda") == "nccl":
         return torch.device("cuda", torch.cuda.current_device() if wanted.index is None else wanted.index)
-    if wanted.type != "cpu" or (has_nccl and not _has_cpu_backend(group)):
-        raise BufferError(
-            f"group {group.group_name!r} moves nothing on {wanted}; expected a group with a backend for it, "
-            'such as "cpu:gloo,cuda:nccl"'
-        )
-    return wanted
+    if wanted.type == "cpu" and _backend_name(group, "cpu") != "nccl":
+        return wanted
+    raise BufferError(
+        f"group {group.group_name!r} moves no bytes on {wanted}: that takes a group made with backend "
+        '"nccl" for a GPU, "gloo" for host memory, or "cpu:gloo,cuda:nccl" for both'
+    )
 
 
 def _has_cpu_backend(group: Any) -> bool:
