@@ -41,7 +41,7 @@ class Plan:
     seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
     check: Check | str = Check.FIRST  # compare calls between ranks before they are done: "first", "always", "never"
     timeout_s: float | None = None  # None: as long as the transport's own timeout
-    scratch_bytes: int = 256 * MEBI  # free scratch kept for later calls; what is in use is not limited
+    scratch_bytes: int = 256 * MEBI  # scratch kept and in use: calls in flight beyond it wait; one may need more
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "codec", parse_codec(self.codec))

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 import zcomm
+from zcomm.collectives.agreement import CARD_BYTES
 from zcomm.errors import BufferError
 from zcomm.topology import Topology
 
@@ -365,7 +366,7 @@ def check_counts() -> None:
     assert stats["reduce_scatter"].calls == 8
     counted = sum(each.wire_bytes for each in stats.values())
     sent = sum(comm._transport.wire_bytes_sent for each in handle._all() for comm in each.communicators.values())
-    cards = 2 * 3 * 1024 * (1 + 2)  # two communicators, three peers; settings, and two kinds of call
+    cards = 2 * 3 * CARD_BYTES * (1 + 2)  # two communicators, three peers; settings, and two kinds of call
     assert counted == sent - cards
     assert 3.5 < stats["all_gather"].compression_ratio < 4
     handle.reset_stats()

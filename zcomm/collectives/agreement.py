@@ -7,6 +7,8 @@ see the same cards, so all come to the same verdict: none goes on alone, none wa
 from __future__ import annotations
 
 import collections
+import dataclasses
+import enum
 import itertools
 import json
 import zlib
@@ -23,7 +25,7 @@ from zcomm.topology import Topology, node_label
 from zcomm.transports.transport import Parcel, Transport
 from zcomm.version import __version__
 
-CARD_BYTES = 1024  # padded with spaces
+CARD_BYTES = 2048  # padded with spaces
 _LONGEST_VALUE = 200  # characters; longer ones are compared by their checksum
 
 Card = dict[str, str]
@@ -45,9 +47,10 @@ def agree_on_settings(
 
     Raises MismatchError or, where no tags are left, GroupError, on every rank.
     """
+    settings = {f"plan {field.name}": _spelled(getattr(plan, field.name)) for field in dataclasses.fields(plan)}
     own = {
         "version": __version__,
-        "plan": repr(plan),
+        **settings,
         "topology": str(topology.node_of_rank) if topology else "detected",
         "node": node_label(),
         "tags": hex(transport.tags.taken()),
@@ -55,7 +58,7 @@ def agree_on_settings(
     cards = [own]
     if transport.size > 1:
         cards = exchange(transport, own, transport.tags.meeting(), plan.timeout_s)
-        compare(cards, ("version", "plan", "topology"), transport.group_name)
+        compare(cards, ("version", *settings, "topology"), transport.group_name)
     first_tag = transport.tags.take(reduce(or_, (int(card["tags"], 16) for card in cards)))
     if first_tag is None:
         raise GroupError(
@@ -63,6 +66,10 @@ def agree_on_settings(
             "close() those that are not needed, on every rank"
         )
     return Agreement(topology or Topology.of_labels([card["node"] for card in cards]), first_tag)
+
+
+def _spelled(setting: object) -> str:
+    return str(setting.value if isinstance(setting, enum.Enum) else setting)
 
 
 def exchange(

@@ -6,7 +6,8 @@ m x m, with the same bytes. A part is encoded once, by its sender, in `codec` or
 `intra_codec`; porters pass bytes on. So under one codec both forms give the same bits.
 
 A rank knows what it sends and what comes to it. A porter must also know what its neighbours send, so the ranks of a
-node swap their counts before each call (conductor.py).
+node swap their counts before each call (conductor.py). Messages are marked with the counts of what they hold: where
+sender and receiver differ, the receiver waits in vain, though the bytes may be as many.
 
 [Note: parts in chunks] Counts differ between pairs, and no rank knows all of them, so each part is cut by itself, by a
 rule that its sender, its porter and its receiver all follow. A chunk takes the next cut of every part that has one
@@ -18,6 +19,7 @@ Source: two-step all-to-all as in DeepSpeed-MoE (arXiv 2201.05596, section 5.2).
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -96,8 +98,8 @@ def one_hop(parts: Parts) -> Schedule:
     ]
     peers = [rank for rank in range(len(sent)) if rank != parts.rank]
     route = layout.route(
-        [Message(peer, sent[peer].wire, nbytes(sent[peer].n_elems)) for peer in peers],
-        [Message(peer, came[peer].wire, nbytes(came[peer].n_elems)) for peer in peers],
+        [Message(peer, sent[peer].wire, nbytes(sent[peer].n_elems), sent[peer].n_elems) for peer in peers],
+        [Message(peer, came[peer].wire, nbytes(came[peer].n_elems), came[peer].n_elems) for peer in peers],
         n_elems_out=sum(sent[peer].n_elems for peer in peers),
     )
     return layout.schedule([_OneHop(parts.codec, sent, route, came)])
@@ -160,9 +162,9 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
         porter: [layout.take(size[False](outputs[rank].n_elems)) for rank in ranks] for porter, ranks in senders.items()
     }
     across = layout.route(
-        [Message(to, bundle[to][node[0]], sum(size[False](rows[rank][to]) for rank in node)) for to in carried],
+        [_message(to, bundle[to][node[0]], [rows[rank][to] for rank in node], parts.codec) for to in carried],
         [
-            Message(porter, came[porter][0], sum(size[False](outputs[rank].n_elems) for rank in ranks))
+            _message(porter, came[porter][0], [outputs[rank].n_elems for rank in ranks], parts.codec)
             for porter, ranks in senders.items()
         ],
         n_elems_out=sum(rows[rank][to] for to in carried for rank in node),
@@ -193,6 +195,11 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
             for rank, wire in zip(ranks, came[porter], strict=True)
         ],
     )
+
+
+def _message(peer: int, offset: int, counts: list[int], codec: Codec) -> Message:
+    """Parts of these counts, marked by them: a porter's own count is not what the receiver may have been told."""
+    return Message(peer, offset, sum(map(codec.nbytes, counts)), zlib.crc32(repr(counts).encode()))
 
 
 def _cuts(

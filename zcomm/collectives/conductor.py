@@ -6,7 +6,8 @@ another; an asynchronous one sends its first messages at once and goes on in the
 [Note: deferred calls] Ranks compare a call that is new before its bytes move, and that waits for the slowest rank; so
 does a node's swap of counts before an all-to-all in two hops. An asynchronous call that must wait begins in the worker,
 and so do all calls after it until it has begun: tags are taken in the order of calls on every rank, whichever of them
-happened to wait. So does a call whose residual an earlier call still uses.
+happened to wait. So does a call whose residual an earlier call still uses, or that would need more scratch beside those
+in flight than the plan allows: that is decided on each rank alone, as it changes when bytes move, not which.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.select import engine_for
-from zcomm.errors import GroupError, UnsupportedError
+from zcomm.errors import GroupError, MismatchError, UnsupportedError
 from zcomm.plan import Check, Plan
 from zcomm.reduce_op import ReduceOp
 from zcomm.streams import lane_for
@@ -142,6 +143,7 @@ class Conductor:
                 begin()
                 return done_or_queued(complete(), async_op)
             behind = turn is not None and not turn.is_free
+            behind |= settled is not None and not self.scratch.has_room(settled.schedule.scratch_bytes)
             waits = bool(tellers) or self._is_new(fingerprint)
             if self._deferred or behind or (async_op and waits):  # see [Note: deferred calls]
                 self._deferred += 1
@@ -204,7 +206,15 @@ class Conductor:
         own = np.array(request.counts, np.int64)
         stats.wire_bytes_intra += own.nbytes * (len(ranks) - 1)
         rows = swap(self.transport, own, ranks, self._take_tags(1, 0)[0], self.plan.timeout_s)
-        return {rank: tuple(row) for rank, row in zip(ranks, rows.tolist(), strict=True)}
+        sends = {rank: tuple(row) for rank, row in zip(ranks, rows.tolist(), strict=True)}
+        me = self.transport.rank
+        for rank, row in sends.items():
+            if row[me] != request.counts_in[rank]:
+                raise MismatchError(
+                    f"{request.name} of {self.transport.group_name}: rank {rank} sends {row[me]} elements to rank "
+                    f"{me}, which expects {request.counts_in[rank]}; give splits that match"
+                )
+        return sends
 
     def _is_new(self, fingerprint: int) -> bool:
         """Whether the plan asks for this call to be compared; alike on ranks that have made the same calls."""

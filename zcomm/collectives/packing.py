@@ -32,6 +32,8 @@ class Packed:
         spans = [span_of(array, f"{role}[{number}]") for number, array in enumerate(arrays)]
         if len({span.device for span in spans}) > 1:
             raise BufferError(f"{role} are on {sorted({span.device for span in spans})}; expected one device")
+        if len({isinstance(array, np.ndarray) for array in arrays}) > 1:
+            raise BufferError(f"{role} mix numpy arrays with others; expected all of one kind: torch.from_numpy()")
         if written:
             for number, array in enumerate(arrays):
                 check_writable(array, f"{role}[{number}]")

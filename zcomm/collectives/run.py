@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from zcomm.buffers import Span
-from zcomm.collectives.schedule import Hop, Move, Piece, Route, Schedule, Sum
+from zcomm.collectives.schedule import Hop, Message, Move, Piece, Route, Schedule, Sum
 from zcomm.collectives.scratch import ScratchPool
 from zcomm.engines.engine import NO_FINISH, Engine, Finish
 from zcomm.transports.transport import Exchange, Parcel, Transport
@@ -176,12 +176,16 @@ class Run:
         self._exchanges[route.number].start()
 
 
-def _bind(schedule: Schedule, memory: object) -> list[Bound]:
+def _bind(schedule: Schedule, memory: Any) -> list[Bound]:
     """Slice one slab's memory into the parcels of every route."""
     return [
         Bound(
-            [Parcel(peer, memory[offset : offset + nbytes]) for peer, offset, nbytes in route.outgoing],  # type: ignore[index]
-            [Parcel(peer, memory[offset : offset + nbytes]) for peer, offset, nbytes in route.incoming],  # type: ignore[index]
+            [_parcel(message, memory) for message in route.outgoing],
+            [_parcel(message, memory) for message in route.incoming],
         )
         for route in schedule.routes
     ]
+
+
+def _parcel(message: Message, memory: Any) -> Parcel:
+    return Parcel(message.peer, memory[message.offset : message.offset + message.nbytes], message.mark)

@@ -74,6 +74,7 @@ class Message(NamedTuple):
     peer: int
     offset: int  # in scratch
     nbytes: int
+    mark: int = 0  # of its parcel; 0 where the call's fingerprint tells the counts already
 
 
 class Route(NamedTuple):
@@ -170,7 +171,7 @@ class Layout:
         n_elems_out: int,  # elements that the outgoing bytes stand for
     ) -> Route:
         """An exchange; empty messages are left out on both sides."""
-        for peer, _, nbytes in outgoing:
+        for peer, _, nbytes, _ in outgoing:
             if self._node_of_rank[peer] == self._node_of_rank[self._rank]:
                 self._intra += nbytes
             else:

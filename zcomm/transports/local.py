@@ -18,6 +18,7 @@ from zcomm.transports.transport import Parcel
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 60.0
 TAG_RANGES = 512
+_Key = tuple[int, int, int, int]  # of a message: source, target, tag, mark
 
 
 class LocalWorld:
@@ -28,9 +29,9 @@ class LocalWorld:
             raise GroupError(f"a world has at least 1 rank, got {size!r}")
         self.size = size
         self.changed = threading.Condition()
-        self.posted: dict[tuple[int, int, int], np.ndarray] = {}  # (source, target, tag) -> where to put the bytes
-        self.arrived: dict[tuple[int, int, int], np.ndarray] = {}  # bytes sent before they were asked for
-        self.refused: dict[tuple[int, int, int], str] = {}  # messages of another length than was asked for
+        self.posted: dict[_Key, np.ndarray] = {}  # where to put the bytes
+        self.arrived: dict[_Key, np.ndarray] = {}  # bytes sent before they were asked for
+        self.refused: dict[_Key, str] = {}  # messages of another length than was asked for
         self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
         self.tags = [TagRanges(TAG_RANGES) for _ in range(size)]  # by rank
 
@@ -107,8 +108,8 @@ class _LocalExchange:
         world = transport.world
         self._keys = []
         with world.changed:
-            for peer, payload in incoming:
-                key = (peer, transport.rank, tag)
+            for peer, payload, mark in incoming:
+                key = (peer, transport.rank, tag, mark)
                 self._keys.append(key)
                 if key in world.posted:
                     raise TransportError(f"two messages from rank {peer} with tag {tag} are awaited at once")
@@ -123,8 +124,8 @@ class _LocalExchange:
     def start(self) -> None:
         world = self._transport.world
         with world.changed:
-            for peer, payload in self._outgoing:
-                key = (self._transport.rank, peer, self._tag)
+            for peer, payload, mark in self._outgoing:
+                key = (self._transport.rank, peer, self._tag, mark)
                 self._transport.wire_bytes_sent += payload.size
                 target = world.posted.get(key)
                 if target is None:
@@ -167,7 +168,7 @@ class _LocalExchange:
         pass
 
 
-def _lengths(payload: np.ndarray, target: np.ndarray, key: tuple[int, int, int]) -> str:
+def _lengths(payload: np.ndarray, target: np.ndarray, key: _Key) -> str:
     return f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}"
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
 from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.pace import Pacer
-from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, tag_of
 from zcomm.transports.transport import Parcel
 
 try:
@@ -100,14 +100,13 @@ class MpiTransport:
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         return MpiExchange(self, outgoing, incoming, tag, timeout_s)
 
-    def fold(self, tag: int, nbytes: int) -> int:
+    def fold(self, tag: int, nbytes: int, mark: int = 0) -> int:
         """The MPI tag of a message: that of its step, as far as MPI's largest tag (32767 at least) allows.
 
         Communicators are cut off first, then the low bits: they only tell apart calls that should have been equal. The
-        steps of a communicator, 14 bits, always stay distinct. The length goes into the low bits too, as Open MPI may
-        crash where a long message finds a short place.
+        steps of a communicator, 14 bits, always stay distinct.
         """
-        tag ^= ((nbytes >> 4) * 2654435761 >> 22) & 0x3FF
+        tag = tag_of(tag, nbytes, mark)
         if self.tag_bits >= TAG_BITS:
             return tag & ((1 << self.tag_bits) - 1)
         return (tag & (TAGS_PER_COMMUNICATOR - 1)) >> (TAG_BITS - self.tag_bits)
@@ -168,11 +167,11 @@ class MpiExchange:
         transport.check_thread()
         transport.under_way.add(self)
         receive = transport.comm.Irecv
-        for peer, payload in incoming:
+        for peer, payload, mark in incoming:
             for piece in transport.pieces(payload):
                 try:
                     self._receives.add(
-                        peer, piece.size, receive([piece, MPI.BYTE], peer, transport.fold(tag, piece.size))
+                        peer, piece.size, receive([piece, MPI.BYTE], peer, transport.fold(tag, piece.size, mark))
                     )
                 except MPI.Exception as error:
                     raise TransportError(f"nothing can come from rank {peer}: {error}") from error
@@ -181,12 +180,12 @@ class MpiExchange:
         transport = self._transport
         transport.check_thread()
         send = transport.comm.Isend
-        for peer, payload in self._outgoing:
+        for peer, payload, mark in self._outgoing:
             transport.pace(peer, payload.size)
             for piece in transport.pieces(payload):
                 try:
                     self._sends.add(
-                        peer, piece.size, send([piece, MPI.BYTE], peer, transport.fold(self._tag, piece.size))
+                        peer, piece.size, send([piece, MPI.BYTE], peer, transport.fold(self._tag, piece.size, mark))
                     )
                 except MPI.Exception as error:
                     raise TransportError(f"rank {peer} cannot be reached: {error}") from error

@@ -131,15 +131,15 @@ class _StagedExchange(MpiExchange):
         self._arriving = [(parcel, transport.pinned(parcel.payload.size)) for parcel in incoming]
         super().__init__(
             transport,
-            [Parcel(parcel.peer, staged) for parcel, staged in self._leaving],
-            [Parcel(parcel.peer, staged) for parcel, staged in self._arriving],
+            [parcel._replace(payload=staged) for parcel, staged in self._leaving],
+            [parcel._replace(payload=staged) for parcel, staged in self._arriving],
             tag,
             timeout_s,
         )
 
     def start(self) -> None:
         transport = self._transport
-        for (_, payload), staged in self._leaving:
+        for (_, payload, _), staged in self._leaving:
             transport.copy(payload.data.ptr, staged.ctypes.data, staged.size, DEVICE_TO_HOST)
         if self._leaving:
             transport.settle(self._timeout_s)
@@ -147,7 +147,7 @@ class _StagedExchange(MpiExchange):
 
     def wait(self) -> None:
         super().wait()
-        for (_, payload), staged in self._arriving:
+        for (_, payload, _), staged in self._arriving:
             self._transport.copy(staged.ctypes.data, payload.data.ptr, staged.size, HOST_TO_DEVICE)
 
     def close(self) -> None:

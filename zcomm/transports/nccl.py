@@ -132,9 +132,9 @@ class _NcclExchange:
             transport.mark().precede(stream)
             try:
                 nccl.groupStart()
-                for peer, payload in self._incoming:
+                for peer, payload, _ in self._incoming:
                     comm.recv(payload.data.ptr, payload.size, nccl.NCCL_UINT8, peer, stream)
-                for peer, payload in self._outgoing:
+                for peer, payload, _ in self._outgoing:
                     comm.send(payload.data.ptr, payload.size, nccl.NCCL_UINT8, peer, stream)
                     transport.wire_bytes_sent += payload.size
                 nccl.groupEnd()

@@ -13,6 +13,18 @@ TAGS_PER_COMMUNICATOR = 1 << 24
 _LOW_TAGS = 1 << 10  # the first of a range's tags, for the cards of those who make a communicator
 
 
+def tag_of(
+    tag: int,  # of the step
+    nbytes: int,  # of the message
+    mark: int,  # of its parcel
+) -> int:
+    """A message's own tag: length and mark change the low ten bits, those of the call's fingerprint.
+
+    So a message of another length than is awaited is not taken for it: gloo would abort, Open MPI might crash.
+    """
+    return tag ^ ((((nbytes >> 4) + mark) * 2654435761 >> 22) & 0x3FF)
+
+
 class TagRanges:
     """The ranges of one group, as taken on this rank."""
 

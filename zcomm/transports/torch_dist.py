@@ -17,7 +17,7 @@ from typing import Any
 from zcomm.errors import BufferError, GroupError, MissingExtra, PeerTimeout, TransportError
 from zcomm.streams import Mark, current_stream, index_of
 from zcomm.transports.pace import Pacer
-from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, tag_of
 from zcomm.transports.transport import Exchange, Parcel
 
 try:
@@ -127,22 +127,23 @@ class _EagerExchange:
         self._sends: list[tuple[int, Any]] = []
         receive = transport.group.recv
         self._receives: list[tuple[int, Any]] = []
-        for peer, payload in incoming:
+        for peer, payload, mark in incoming:
             try:
-                self._receives.append((peer, receive([payload], peer, _tag_of(tag, payload))))
+                self._receives.append((peer, receive([payload], peer, tag_of(tag, payload.numel(), mark))))
             except RuntimeError as error:
                 raise TransportError(f"nothing can come from rank {peer}: {_first_line(error)}") from error
 
     def start(self) -> None:
         transport = self._transport
         send = transport.group.send
-        for peer, payload in self._outgoing:
-            transport.pace(peer, payload.numel())
+        for peer, payload, mark in self._outgoing:
+            nbytes = payload.numel()
+            transport.pace(peer, nbytes)
             try:
-                self._sends.append((peer, send([payload], peer, _tag_of(self._tag, payload))))
+                self._sends.append((peer, send([payload], peer, tag_of(self._tag, nbytes, mark))))
             except RuntimeError as error:
                 raise TransportError(f"rank {peer} cannot be reached: {_first_line(error)}") from error
-            transport.wire_bytes_sent += payload.numel()
+            transport.wire_bytes_sent += nbytes  # nothing is called in between: other threads count too
 
     def wait(self) -> None:
         self._wait(self._receives, "nothing came from rank {}")
@@ -190,9 +191,9 @@ class _BatchExchange:
         batch = [
             dist.P2POp(kind, payload, group=group, tag=self._tag, group_peer=peer)
             for kind, parcels in ((dist.irecv, self._incoming), (dist.isend, self._outgoing))
-            for peer, payload in parcels
+            for peer, payload, _ in parcels
         ]
-        for peer, payload in self._outgoing:
+        for peer, payload, _ in self._outgoing:
             self._transport.pace(peer, payload.numel())
         if not batch:
             return
@@ -200,7 +201,8 @@ class _BatchExchange:
             self._works = dist.batch_isend_irecv(batch)
         except RuntimeError as error:
             raise TransportError(f"ranks {self._peers()} cannot be reached: {_first_line(error)}") from error
-        self._transport.wire_bytes_sent += sum(payload.numel() for _, payload in self._outgoing)
+        nbytes = sum(parcel.payload.numel() for parcel in self._outgoing)
+        self._transport.wire_bytes_sent += nbytes
 
     def wait(self) -> None:
         works, self._works = self._works, []
@@ -216,11 +218,6 @@ class _BatchExchange:
 
     def _peers(self) -> list[int]:
         return sorted({parcel.peer for parcel in (*self._incoming, *self._outgoing)})
-
-
-def _tag_of(tag: int, payload: torch.Tensor) -> int:
-    """A message's own tag: its length goes into the low bits, as gloo aborts a process that gets another length."""
-    return tag ^ (((payload.numel() >> 4) * 2654435761 >> 22) & 0x3FF)
 
 
 def process_group(group: Any) -> Any:

@@ -17,6 +17,7 @@ class Parcel(NamedTuple):
 
     peer: int  # rank in the transport's group
     payload: Any  # a slice of what `Transport.empty` returned
+    mark: int = 0  # sender and receiver know it; as far as tags allow, a message is never taken for one of another mark
 
 
 class Exchange(Protocol):
