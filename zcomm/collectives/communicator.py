@@ -198,10 +198,10 @@ class Communicator:
         async_op: bool = False,
     ) -> Work | None:
         """Sum or average tensor over all ranks, on rank dst. Quantized once per hop."""
-        operator, dst = reduce_op(op), self._arguments.root(dst, "dst")
-        is_here = self.rank == dst
-        span = self._arguments.written(tensor, "tensor") if is_here else self._arguments.read(tensor, "tensor")
-        shards = self._arguments.only(dst, span.n_elems)
+        operator = reduce_op(op)
+        span = self._arguments.written(tensor, "tensor")
+        dst = self._arguments.root(dst, "dst")
+        is_here, shards = self.rank == dst, self._arguments.only(dst, span.n_elems)
         target, copy_out = (span, deliver(span, tensor)) if is_here else (span.part(0, 0), None)
         codecs = self._codecs(codec)
         request = Request("reduce", Pattern.REDUCE_SCATTER, span, target, copy_out, *codecs, shards, (), operator)
