@@ -26,6 +26,9 @@ class Check(enum.Enum):
     def __repr__(self) -> str:
         return repr(self.value)
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

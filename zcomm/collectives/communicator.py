@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from zcomm.buffers import Span
 from zcomm.collectives.arguments import Arguments, check_output, check_overlap, deliver, sum_of
 from zcomm.collectives.conductor import Conductor
 from zcomm.collectives.feedback import Residual
@@ -71,25 +72,11 @@ class Communicator:
         Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps); once
         for small tensors (Plan.one_shot_bytes).
         """
-        arguments, operator = self._arguments, reduce_op(op)
-        if output is None:
-            source = target = arguments.written(tensor, "tensor")
-            output = tensor
-        else:
-            source, target = arguments.read(tensor, "tensor"), arguments.written(output, "output")
-            check_output(target, source, source.n_elems, "as many as tensor has")
-            check_overlap(target, source, 0)
-        request = Request(
-            "all_reduce",
-            Pattern.ALL_REDUCE,
-            source,
-            target,
-            deliver(target, output),
-            *self._codecs(codec),
-            (source.n_elems,),
-            operator=operator,
-            feedback=feedback,
-        )
+        operator = reduce_op(op)
+        source, target, output = self._source_and_target(tensor, output)
+        pattern, copy_out = Pattern.ALL_REDUCE, deliver(target, output)
+        counts, codecs = (source.n_elems,), self._codecs(codec)
+        request = Request("all_reduce", pattern, source, target, copy_out, *codecs, counts, (), operator, feedback)
         return self._conductor.call(request, async_op)
 
     def all_gather_single(
@@ -133,17 +120,8 @@ class Communicator:
         shards = self._arguments.parts(counts, source.n_elems, "input", "counts")
         check_output(target, source, shards[self.rank], f"this rank's part of {source.n_elems}")
         check_overlap(target, source, sum(shards[: self.rank]))
-        request = Request(
-            "reduce_scatter",
-            Pattern.REDUCE_SCATTER,
-            source,
-            target,
-            deliver(target, output),
-            *self._codecs(codec),
-            shards,
-            operator=operator,
-            feedback=feedback,
-        )
+        pattern, copy_out, codecs = Pattern.REDUCE_SCATTER, deliver(target, output), self._codecs(codec)
+        request = Request("reduce_scatter", pattern, source, target, copy_out, *codecs, shards, (), operator, feedback)
         return self._conductor.call(request, async_op)
 
     def all_to_all_single(
@@ -185,9 +163,8 @@ class Communicator:
         src = self._arguments.root(src, "src")
         source, shards = span if self.rank == src else span.part(0, 0), self._arguments.only(src, span.n_elems)
         copy_out, codecs = deliver(span, tensor), self._codecs(codec)
-        return self._conductor.call(
-            Request("broadcast", Pattern.ALL_GATHER, source, span, copy_out, *codecs, shards), async_op
-        )
+        request = Request("broadcast", Pattern.ALL_GATHER, source, span, copy_out, *codecs, shards)
+        return self._conductor.call(request, async_op)
 
     def reduce(
         self,
@@ -196,15 +173,19 @@ class Communicator:
         op: ReduceOp | str | Any = "sum",
         codec: Codec | str | None = None,  # None: the plan's
         async_op: bool = False,
+        *,
+        output: Any = None,  # on rank dst: as many elements, same dtype; the result goes there; not looked at elsewhere
     ) -> Work | None:
         """Sum or average tensor over all ranks, on rank dst. Quantized once per hop."""
-        operator = reduce_op(op)
-        span = self._arguments.written(tensor, "tensor")
-        dst = self._arguments.root(dst, "dst")
-        is_here, shards = self.rank == dst, self._arguments.only(dst, span.n_elems)
-        target, copy_out = (span, deliver(span, tensor)) if is_here else (span.part(0, 0), None)
-        codecs = self._codecs(codec)
-        request = Request("reduce", Pattern.REDUCE_SCATTER, span, target, copy_out, *codecs, shards, (), operator)
+        operator, dst = reduce_op(op), self._arguments.root(dst, "dst")
+        if self.rank == dst:
+            source, target, output = self._source_and_target(tensor, output)
+            copy_out = deliver(target, output)
+        else:
+            source = self._arguments.read(tensor, "tensor")
+            target, copy_out = source.part(0, 0), None
+        shards, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
+        request = Request("reduce", Pattern.REDUCE_SCATTER, source, target, copy_out, *codecs, shards, (), operator)
         return self._conductor.call(request, async_op)
 
     def gather_single(
@@ -391,6 +372,16 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self._transport.group_name}, {self._transport.name}, {self.plan}>"
+
+    def _source_and_target(self, tensor: Any, output: Any) -> tuple[Span, Span, Any]:
+        """What is summed, where the sum goes, and the array that stands for it: tensor itself if output is None."""
+        if output is None:
+            span = self._arguments.written(tensor, "tensor")
+            return span, span, tensor
+        source, target = self._arguments.read(tensor, "tensor"), self._arguments.written(output, "output")
+        check_output(target, source, source.n_elems, "as many as tensor has")
+        check_overlap(target, source, 0)
+        return source, target, output
 
     def _codec(self, codec: Codec | str | None) -> Codec:
         return parse_codec(self.plan.codec if codec is None else codec)

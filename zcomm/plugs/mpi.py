@@ -3,9 +3,9 @@
     comm = zcomm.mpi.Comm(MPI.COMM_WORLD, codec="int8")
     comm.Allreduce(MPI.IN_PLACE, gradient)
 
-Allreduce, Allgather, Reduce_scatter_block and their I-forms take what mpi4py takes. Floats under MPI.SUM are
-compressed; anything else goes to MPI as it came, and is counted with its reason. All other names are those of the
-communicator inside.
+Allreduce, Allgather, Reduce_scatter_block, Reduce, Gather, Scatter, Alltoall, their v- and I-forms take what mpi4py
+takes. Floats under MPI.SUM are compressed; anything else goes to MPI as it came, and is counted with its reason. All
+other names are those of the communicator inside.
 """
 
 # ruff: noqa: N802 - methods have mpi4py's names
@@ -13,21 +13,18 @@ communicator inside.
 from __future__ import annotations
 
 import collections
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from zcomm.buffers import copy_back, copy_memory, overlap, span_of
+from zcomm.buffers import span_of
 from zcomm.collectives.arguments import check_writable
-from zcomm.collectives.arguments import flattened as on_device
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
 from zcomm.plan import Plan
-from zcomm.plugs.mpi_buffers import Other, flattened, read
+from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, read, read_blocks
+from zcomm.plugs.mpi_request import Request
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
 from zcomm.transports.mpi import no_threads
@@ -84,6 +81,70 @@ class Comm:
         """Reduce_scatter_block that returns a request."""
         return self._reduce_scatter("Ireduce_scatter_block", sendbuf, recvbuf, op)
 
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Allgather of blocks that may differ in size, to any places of recvbuf."""
+        self._allgather("Allgatherv", sendbuf, recvbuf)
+
+    def Iallgatherv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Allgatherv that returns a request."""
+        return self._allgather("Iallgatherv", sendbuf, recvbuf)
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Gather from all ranks on root, in rank order, the own part too; others give None for recvbuf."""
+        self._gather("Gather", sendbuf, recvbuf, root)
+
+    def Igather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Gather that returns a request."""
+        return self._gather("Igather", sendbuf, recvbuf, root)
+
+    def Gatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Gather of blocks that may differ in size, to any places of recvbuf."""
+        self._gather("Gatherv", sendbuf, recvbuf, root)
+
+    def Igatherv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Gatherv that returns a request."""
+        return self._gather("Igatherv", sendbuf, recvbuf, root)
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Give each rank its block of root's sendbuf, root too; others give None for sendbuf."""
+        self._scatter("Scatter", sendbuf, recvbuf, root)
+
+    def Iscatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Scatter that returns a request."""
+        return self._scatter("Iscatter", sendbuf, recvbuf, root)
+
+    def Scatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Scatter of blocks that may differ in size, from any places of sendbuf."""
+        self._scatter("Scatterv", sendbuf, recvbuf, root)
+
+    def Iscatterv(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> Any:
+        """Scatterv that returns a request."""
+        return self._scatter("Iscatterv", sendbuf, recvbuf, root)
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send each rank its block of sendbuf; recvbuf holds the blocks that came, in rank order."""
+        self._alltoall("Alltoall", sendbuf, recvbuf)
+
+    def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Alltoall that returns a request."""
+        return self._alltoall("Ialltoall", sendbuf, recvbuf)
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Alltoall of blocks that may differ in size, from and to any places."""
+        self._alltoall("Alltoallv", sendbuf, recvbuf)
+
+    def Ialltoallv(self, sendbuf: Any, recvbuf: Any) -> Any:
+        """Alltoallv that returns a request."""
+        return self._alltoall("Ialltoallv", sendbuf, recvbuf)
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> None:
+        """Sum over all ranks, on root; op as for Allreduce; others give None for recvbuf."""
+        self._reduce("Reduce", sendbuf, recvbuf, op, root)
+
+    def Ireduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM, root: int = 0) -> Any:
+        """Reduce that returns a request."""
+        return self._reduce("Ireduce", sendbuf, recvbuf, op, root)
+
     def stats(self) -> Stats:
         """Counts by collective, of all calls on this rank so far. What MPI carried has calls and a reason, no bytes."""
         found = self.communicator.stats()
@@ -123,21 +184,73 @@ class Comm:
         operator = self._operator("all_reduce", op, source, target)
         if operator is None:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, op)
-        async_op = self._asynchronous(name)
         if source is not target:
-            _fill(target, source)
-        return _request(self.communicator.all_reduce(target, operator, None, async_op))
+            _check_alike(target, source)
+        async_op = self._asynchronous(name)
+        return _request(self.communicator.all_reduce(source, operator, None, async_op, output=target))
+
+    def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Any:
+        target = read(recvbuf, "recvbuf") if self.rank == root else None
+        source = target if target is not None and _in_place(sendbuf) else read(sendbuf, "sendbuf")
+        operator = self._operator("reduce", op, source, *_given(target))
+        if operator is None:
+            return getattr(self.wrapped, name)(sendbuf, recvbuf, op, root)
+        if target is not None and source is not target:
+            _check_alike(target, source)
+        async_op = self._asynchronous(name)
+        return _request(self.communicator.reduce(source, root, operator, None, async_op, output=target))
 
     def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
-        target = read(recvbuf, "recvbuf", self.communicator.size)
-        source = target if _in_place(sendbuf) else read(sendbuf, "sendbuf")
+        comm, vector = self.communicator, name.endswith("v")
+        target = read_blocks(recvbuf, "recvbuf", comm.size, vector)
+        source = self._source(sendbuf, target)
         if self._operator("all_gather", MPI.SUM, source, target) is None:
             return getattr(self.wrapped, name)(sendbuf, recvbuf)
         async_op = self._asynchronous(name)
-        if source is target:
-            n_elems = self._per_rank(target, "recvbuf")
-            source = target.reshape(-1)[self.communicator.rank * n_elems :][:n_elems]
-        return _request(self.communicator.all_gather_single(target, source, None, async_op))
+        if target.apart:
+            return _request(comm.all_gather(target.apart, source, None, async_op))
+        return _request(comm.all_gather_single(target.whole, source, None, async_op, counts=target.counts))
+
+    def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
+        comm, is_root = self.communicator, self.rank == root
+        target = read_blocks(recvbuf, "recvbuf", comm.size, name.endswith("v")) if is_root else None
+        source = self._source(sendbuf, target) if is_root else read(sendbuf, "sendbuf")
+        if self._operator("gather", MPI.SUM, source, *_given(target)) is None:
+            return getattr(self.wrapped, name)(sendbuf, recvbuf, root)
+        async_op = self._asynchronous(name)
+        if target is None:
+            return _request(comm.gather_single(None, source, root, None, async_op))
+        if target.apart:
+            return _request(comm.gather(source, target.apart, root, None, async_op))
+        return _request(comm.gather_single(target.whole, source, root, None, async_op, counts=target.counts))
+
+    def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
+        comm, is_root = self.communicator, self.rank == root
+        source = read_blocks(sendbuf, "sendbuf", comm.size, name.endswith("v")) if is_root else None
+        target = source if is_root and _in_place(recvbuf) else read(recvbuf, "recvbuf")
+        if self._operator("scatter", MPI.SUM, target, *_given(source)) is None:
+            return getattr(self.wrapped, name)(sendbuf, recvbuf, root)
+        async_op = self._asynchronous(name)
+        if isinstance(target, Blocks):  # in place: the root's own block stays as it is
+            target = _copied(target.each(comm.size, "sendbuf")[root])
+        if source is None:
+            return _request(comm.scatter_single(target, None, root, None, async_op))
+        if source.apart:
+            return _request(comm.scatter(target, source.apart, root, None, async_op))
+        return _request(comm.scatter_single(target, source.whole, root, None, async_op, counts=source.counts))
+
+    def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
+        comm, vector = self.communicator, name.endswith("v")
+        target = read_blocks(recvbuf, "recvbuf", comm.size, vector)
+        source = target if _in_place(sendbuf) else read_blocks(sendbuf, "sendbuf", comm.size, vector)
+        if self._operator("all_to_all", MPI.SUM, source, target) is None:
+            return getattr(self.wrapped, name)(sendbuf, recvbuf)
+        async_op = self._asynchronous(name)
+        if source is target or source.apart or target.apart:
+            outputs, inputs = target.each(comm.size, "recvbuf"), source.each(comm.size, "sendbuf")
+            return _request(comm.all_to_all(outputs, inputs, None, async_op))
+        splits = target.counts, source.counts
+        return _request(comm.all_to_all_single(target.whole, source.whole, *splits, None, async_op))
 
     def _reduce_scatter(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Any:
         target = read(recvbuf, "recvbuf")
@@ -150,7 +263,7 @@ class Comm:
             return _request(self.communicator.reduce_scatter_single(target, source, operator, None, async_op))
         check_writable(target, "recvbuf")
         first = flattened(target, "recvbuf")[: self._per_rank(target, "recvbuf")]  # MPI: the result of every rank
-        result = first.copy() if isinstance(first, np.ndarray) else first.clone()
+        result = _copied(first)
         work = self.communicator.reduce_scatter_single(result, source, operator, None, async_op)
 
         def deliver() -> None:
@@ -159,6 +272,12 @@ class Comm:
         if work is None:
             deliver()
         return _request(work, deliver)
+
+    def _source(self, sendbuf: Any, target: Any) -> Any:
+        """What this rank gives: its own block of target where the call is in place."""
+        if not _in_place(sendbuf):
+            return read(sendbuf, "sendbuf")
+        return target if isinstance(target, Other) else target.each(self.communicator.size, "recvbuf")[self.rank]
 
     def _operator(self, collective: str, op: Any, *buffers: Any) -> ReduceOp | None:
         """What zcomm is to compute, or None where the call is MPI's, which is counted."""
@@ -188,65 +307,27 @@ class Comm:
         return n_elems // size
 
 
-class Request:
-    """A call under way, with the methods of an MPI request. Buffers are kept until it is complete."""
-
-    def __init__(
-        self,
-        work: Work,
-        deliver: Callable[[], None] | None = None,  # what is left to do when work is complete
-    ) -> None:
-        self._work = work
-        self._deliver = deliver
-        self._lock = threading.Lock()
-
-    def Wait(self, status: Any = None) -> bool:
-        """Return when the result is there; raise what the call raised. status is left as it is."""
-        self._work.wait()
-        with self._lock:
-            deliver, self._deliver = self._deliver, None
-            if deliver is not None:
-                deliver()
-        return True
-
-    def Test(self, status: Any = None) -> bool:
-        """Whether the result is there."""
-        return self._work.is_completed() and self.Wait()
-
-    def wait(self, status: Any = None) -> None:
-        """As Wait; there is no message to return."""
-        self.Wait()
-
-    def test(self, status: Any = None) -> tuple[bool, None]:
-        """As Test; there is no message to return."""
-        return self.Test(), None
-
-    @staticmethod
-    def Waitall(requests: Sequence[Any], statuses: Any = None) -> bool:
-        """Wait for zcomm's and MPI's requests together."""
-        for request in requests:
-            request.Wait()
-        return True
+def _in_place(buffer: Any) -> bool:
+    return buffer is None or buffer is MPI.IN_PLACE
 
 
-def _in_place(sendbuf: Any) -> bool:
-    return sendbuf is None or sendbuf is MPI.IN_PLACE
+def _given(buffer: Any) -> tuple[Any, ...]:
+    """A buffer where this rank gives one."""
+    return () if buffer is None else (buffer,)
 
 
-def _fill(target: Any, source: Any) -> None:
-    """Copy the input to where the sum is formed. Raises BufferError unless they match and are separate memory."""
-    into, given = on_device(target, "recvbuf", "cpu"), on_device(source, "sendbuf", "cpu")
-    check_writable(target, "recvbuf")
+def _copied(array: Any) -> Any:
+    return array.clone() if hasattr(array, "clone") else array.copy()
+
+
+def _check_alike(target: Any, source: Any) -> None:
+    """Raise BufferError unless a sum's input and output match."""
+    into, given = span_of(target, "recvbuf"), span_of(source, "sendbuf")
     if into.n_elems != given.n_elems or into.dtype != given.dtype:
         raise BufferError(
             f"sendbuf is {given.n_elems} {given.dtype.spelling}, recvbuf {into.n_elems} {into.dtype.spelling}; "
             "expected the same"
         )
-    if overlap(into, given):
-        raise BufferError("sendbuf and recvbuf overlap; expected separate memory, or MPI.IN_PLACE for sendbuf")
-    copy_memory(given, into)
-    if into.owner is not target:
-        copy_back(into.owner, target)
 
 
 def _request(work: Work | None, deliver: Callable[[], None] | None = None) -> Request | None:

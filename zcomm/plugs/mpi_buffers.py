@@ -2,11 +2,13 @@
 `[x, count, MPI.FLOAT]`, `[x, (count, displacement), MPI.FLOAT]`.
 
 A bare array may have any strides: its elements count in C order. In a list the memory counts, as MPI does it, so it
-must be contiguous. What holds no floats is `Other`, and goes to MPI as it came.
+must be contiguous. What holds no floats is `Other`, and goes to MPI as it came. v-forms have counts and displacements
+for each rank in place of one.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,6 +60,66 @@ def read(
     return flat[displacement:end]
 
 
+class Blocks(NamedTuple):
+    """One block of memory for each rank."""
+
+    whole: Any  # all blocks side by side, in rank order; None where they are not
+    apart: list[Any]  # the blocks, where they are not side by side
+    counts: tuple[int, ...] | None  # elements of each; None: all equal, and their number is whole's
+
+    def each(self, size: int, role: str) -> list[Any]:
+        """The blocks one by one. Raises BufferError where the memory is strided, or cannot be shared equally."""
+        if self.apart:
+            return self.apart
+        flat = flattened(self.whole, role)
+        if self.counts is None and len(flat) % size:
+            raise BufferError(f"{role} has {len(flat)} elements, which {size} ranks cannot share equally")
+        counts = (len(flat) // size,) * size if self.counts is None else self.counts
+        starts = [0, *accumulate(counts)]
+        return [flat[start:end] for start, end in pairwise(starts)]
+
+
+def read_blocks(
+    message: Any,  # as mpi4py takes it
+    role: str,
+    size: int,  # ranks
+    vector: bool,  # as mpi4py's v-forms take it: counts and displacements for each rank
+) -> Any:  # Blocks, or Other
+    """The blocks that a message means, by mpi4py's rules: what is not said is shared as equally as it can be."""
+    if not vector:
+        array = read(message, role, size)
+        return array if isinstance(array, Other) else Blocks(array, [], None)
+    memory, counts, displacements, datatype = message, None, None, None
+    if isinstance(message, (list, tuple)):
+        memory, counts, displacements, datatype = _items(message, role)
+    array = read(memory if datatype is None else [memory, datatype], role)
+    if isinstance(array, Other):
+        return array
+    flat = flattened(array, role)
+    if counts is None:
+        counts = [len(flat) // size + (len(flat) % size > rank) for rank in range(size)]
+    counts = _one_each(counts, size, role, "counts")
+    starts = [0, *accumulate(counts)]
+    if displacements is not None and not hasattr(displacements, "__len__"):
+        displacements = [rank * int(displacements) for rank in range(size)]
+    displacements = starts[:-1] if displacements is None else _one_each(displacements, size, role, "displacements")
+    ends = [at + count for at, count in zip(displacements, counts, strict=True)]
+    if max(ends) > len(flat):
+        raise BufferError(
+            f"{role} holds {len(flat)} elements; expected {max(ends)} at least, by its counts and displacements"
+        )
+    if list(displacements) == starts[:-1]:
+        return Blocks(flat[: starts[-1]], [], counts)
+    return Blocks(None, [flat[at:end] for at, end in zip(displacements, ends, strict=True)], counts)
+
+
+def _one_each(numbers: Any, size: int, role: str, what: str) -> tuple[int, ...]:
+    found = tuple(map(int, numbers)) if hasattr(numbers, "__len__") else (int(numbers),) * size
+    if len(found) != size or min(found) < 0:
+        raise BufferError(f"{role} has {what} {list(found)}; expected {size} of 0 or more, one for each rank")
+    return found
+
+
 def flattened(array: Any, role: str) -> Any:
     """The array as one dimension of the same memory. Raises BufferError if it is not contiguous."""
     contiguous = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous
@@ -67,28 +129,41 @@ def flattened(array: Any, role: str) -> Any:
 
 
 def _parts(message: Any, role: str) -> tuple[Any, int | None, int, Any]:
-    """memory, count, displacement, datatype of a list, with mpi4py's rules for what may be left out."""
-    n = len(message)
-    memory, count, displacement, datatype = None, None, 0, None
-    if n == 2 and isinstance(message[1], (str, MPI.Datatype)):
-        memory, datatype = message
-    elif n == 2:
-        memory, count = message
-    elif n == 3:
-        memory, count, datatype = message
-    elif n == 4:
-        memory, count, displacement, datatype = message
-    else:
-        raise BufferError(f"{role} is a list of {n} items; expected 2 to 4: [array, count, displacement, datatype]")
-    if isinstance(count, (list, tuple)):
+    """memory, count, displacement, datatype of a list."""
+    memory, count, displacement, datatype = _items(message, role)
+    if isinstance(count, list) and len(count) == 2 and displacement is None:
         count, displacement = count
-    if isinstance(datatype, str):
-        datatype = MPI.Datatype.fromcode(datatype)
-    count = None if count is None else int(count)
-    displacement = 0 if displacement is None else int(displacement)
+    try:
+        count = None if count is None else int(count)
+        displacement = 0 if displacement is None else int(displacement)
+    except TypeError:
+        raise BufferError(
+            f"{role} has count {count} and displacement {displacement}; expected one number each"
+        ) from None
     if displacement < 0 or (count is not None and count < 0):
         raise BufferError(f"{role} has count {count} and displacement {displacement}; expected none below 0")
     return memory, count, displacement, datatype
+
+
+def _items(message: Any, role: str) -> tuple[Any, Any, Any, Any]:
+    """memory, counts, displacements, datatype of a list, with mpi4py's rules for what may be left out."""
+    n = len(message)
+    memory, counts, displacements, datatype = None, None, None, None
+    if n == 2 and isinstance(message[1], (str, MPI.Datatype)):
+        memory, datatype = message
+    elif n == 2:
+        memory, counts = message
+    elif n == 3:
+        memory, counts, datatype = message
+    elif n == 4:
+        memory, counts, displacements, datatype = message
+    else:
+        raise BufferError(f"{role} is a list of {n} items; expected 2 to 4: [array, count, displacement, datatype]")
+    if isinstance(counts, tuple) and len(counts) == 2 and displacements is None:
+        counts, displacements = counts
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    return memory, counts, displacements, datatype
 
 
 def _array(memory: Any) -> Any:
