@@ -53,6 +53,19 @@ def test_calls_of_one_communicator_round_independently(topology):
     assert (first != second).mean() > 0.3
 
 
+def test_communicators_with_one_seed_round_independently_and_alike_in_every_run(topology):
+    def of_rank(transport):
+        plan = Plan("int4:stochastic", one_shot_bytes=0)
+        with Communicator(transport, plan, topology) as one, Communicator(transport, plan, topology) as other:
+            return reduced(one), reduced(other)
+
+    first, again = local.run(topology.size, of_rank), local.run(topology.size, of_rank)
+
+    assert len({result.tobytes() for result, _ in first + again}) == 1
+    assert len({result.tobytes() for _, result in first + again}) == 1
+    assert (first[0][0] != first[0][1]).mean() > 0.3
+
+
 def test_chunking_does_not_change_what_chance_decides(topology):
     whole, cut = (run(topology, reduced, chunk_elems=chunk_elems) for chunk_elems in (1 << 30, 1))
 
@@ -113,6 +126,58 @@ def test_messages_between_two_ranks_are_rounded_by_chance_too():
 
     assert (first != second).any()
     assert (np.abs(first - x) <= zcomm.codec("int4:stochastic").error_bound(x)).all()
+
+
+def test_messages_to_different_ranks_are_rounded_independently():
+    x = np.random.default_rng(1).uniform(-1, 1, 1000).astype(np.float32)
+
+    def program(comm):
+        came = np.empty_like(x)
+        if comm.rank == 0:
+            for peer in (1, 2):
+                comm.send(x, peer)
+        else:
+            comm.recv(came, 0)
+        return came
+
+    _, first, second = run(Topology(nodes=1, ranks_per_node=3), program)
+
+    assert (first != second).mean() > 0.1
+
+
+def check_seeds() -> list[int]:
+    import torch.distributed as dist
+
+    groups = [
+        None,
+        dist.new_group([0, 1, 2, 3]),
+        [dist.new_group([0, 1]), dist.new_group([2, 3])][dist.get_rank() // 2],
+    ]
+    return [Communicator(group, Plan(seed=3))._conductor.seed % (1 << 32) for group in groups for _ in range(2)]
+
+
+def check_seeds_over_mpi() -> list[int]:
+    from mpi4py import MPI
+
+    half = MPI.COMM_WORLD.Split(MPI.COMM_WORLD.rank // 2)
+    comms = [Communicator(comm, Plan(seed=3)) for comm in (MPI.COMM_WORLD, half) for _ in range(2)]
+    seeds = [comm._conductor.seed % (1 << 32) for comm in comms]
+    for comm in comms:
+        comm.close()
+    half.Free()
+    return seeds
+
+
+@pytest.mark.parametrize("world", ["torch_world", "mpi_world"])
+def test_every_communicator_of_a_program_has_random_bits_of_its_own(world, request):
+    check = check_seeds if world == "torch_world" else check_seeds_over_mpi
+
+    by_rank = request.getfixturevalue(world).run(check)
+
+    whole = len(by_rank[0]) - 2  # communicators of all four ranks; the last two are of halves
+    assert all(seeds[:whole] == by_rank[0][:whole] for seeds in by_rank)
+    assert by_rank[0] == by_rank[1] != by_rank[2] == by_rank[3]
+    assert len({seed for seeds in by_rank for seed in seeds}) == whole + 4
 
 
 def test_a_codec_that_rounds_by_chance_is_not_encoded_without_a_draw():

@@ -36,6 +36,7 @@ class Agreement(NamedTuple):
 
     topology: Topology
     first_tag: int  # of the communicator's range
+    salt: int  # of its random bits, 0 to 2^32 - 1: communicators with equal seeds draw different ones
 
 
 def agree_on_settings(
@@ -57,7 +58,9 @@ def agree_on_settings(
     }
     cards = [own]
     if transport.size > 1:
-        cards = exchange(transport, own, transport.tags.meeting(), plan.timeout_s)
+        tag = transport.tags.meeting()
+        own["name"] = transport.tags.name_of_meeting()
+        cards = exchange(transport, own, tag, plan.timeout_s)
         compare(cards, ("version", *settings, "topology"), transport.group_name)
     first_tag = transport.tags.take(reduce(or_, (int(card["tags"], 16) for card in cards)))
     if first_tag is None:
@@ -65,7 +68,8 @@ def agree_on_settings(
             f"{transport.group_name} has tags for {transport.tags.count} communicators, and all are taken: "
             "close() those that are not needed, on every rank"
         )
-    return Agreement(topology or Topology.of_labels([card["node"] for card in cards]), first_tag)
+    salt = zlib.crc32(cards[0].get("name", "").encode())
+    return Agreement(topology or Topology.of_labels([card["node"] for card in cards]), first_tag, salt)
 
 
 def _spelled(setting: object) -> str:

@@ -25,7 +25,7 @@ from zcomm.buffers import DType, copy_memory
 from zcomm.collectives.agreement import agree_on_settings, compare, compare_splits, exchange, swap
 from zcomm.collectives.context import CallContext
 from zcomm.collectives.request import Request
-from zcomm.collectives.run import RANK_SHIFT, Run
+from zcomm.collectives.run import RANK_SHIFT, SEED_BITS, Run
 from zcomm.collectives.scratch import ScratchPool
 from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
@@ -61,13 +61,13 @@ class Conductor:
         self._lock = threading.Lock()  # one call is settled and begun at a time
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
-        self.seed = plan.seed | transport.rank << RANK_SHIFT
         self._steps_taken = 1  # the first step's tags are for cards of new communicators
         self._deferred = 0  # calls that have yet to begin in the worker
         self._closed = False
         weakref.finalize(self, self._worker.stop)
         with CallContext(transport, "making a communicator", 0, None), self.lane.entered():
-            self.topology, self._first_tag = agree_on_settings(transport, plan, topology)
+            self.topology, self._first_tag, salt = agree_on_settings(transport, plan, topology)
+        self.seed = (plan.seed + salt) % (1 << SEED_BITS) | transport.rank << RANK_SHIFT
         self._give_back_tags = weakref.finalize(self, transport.tags.give_back, self._first_tag)
         self.point_to_point_tag = self._first_tag + (_STEPS << FINGERPRINT_BITS)
         self._settler = Settler(plan, self.topology, transport.rank, transport.device)

@@ -26,6 +26,8 @@ from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.work import Gate, Work, Worker
 
+PEER_SHIFT = 32  # of a draw's call: messages to different ranks are rounded independently
+
 
 class PointToPoint:
     """The messages of one communicator that are not collective."""
@@ -50,7 +52,7 @@ class PointToPoint:
         with conductor.lane.entered():
             memory = transport.empty(nbytes)
             if source.n_elems:
-                draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, number, 0)
+                draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, peer << PEER_SHIFT | number, 0)
                 engine = engine_for(transport.device, chosen)
                 engine.encode(chosen, source.address, source.n_elems, source.dtype, transport.address(memory), draw)
         stats.codec_s += perf_counter() - started

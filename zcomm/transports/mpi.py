@@ -10,6 +10,7 @@ ranks that share cores leave them to each other, a dead peer is noticed, and sho
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -39,6 +40,7 @@ YIELDS = 200  # questions between which a wait yields only
 SHORTEST_PAUSE_S = 10e-6
 LONGEST_PAUSE_S = 200e-6  # a gigabit link moves 25 KB meanwhile, less than socket buffers hold
 
+_numbers = itertools.count()  # of the transports that this process makes
 _undelivered: list[Any] = []  # exchanges that MPI may still write to after their transport was closed
 
 
@@ -64,7 +66,8 @@ class MpiTransport:
         self.tag_bits = (int(largest_tag or LEAST_LARGEST_TAG) + 1).bit_length() - 1
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
         self.under_way: set[MpiExchange] = set()
-        self.tags = TagRanges(max(1, 1 << self.tag_bits >> TAG_BITS))
+        name = f"{MPI.COMM_WORLD.Get_rank()} {next(_numbers)}"
+        self.tags = TagRanges(max(1, 1 << self.tag_bits >> TAG_BITS), name=name)
         self._pacer = Pacer.from_environment()
         self._world_ranks = _world_ranks(comm) if self._pacer else []
 

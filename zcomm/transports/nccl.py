@@ -11,6 +11,7 @@ not wait for payloads; where it waits, for cards, it gives up after the timeout 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from zcomm.transports.transport import Parcel
 
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
 TAG_RANGES = 512  # unused by NCCL, but counted alike over every transport
+_numbers = itertools.count()  # of the transports that this process makes
 IN_PROGRESS = 7  # ncclResult_t
 
 
@@ -49,7 +51,7 @@ class NcclTransport:
             raise BufferError(f"the NCCL communicator is on {self.device}, not on {device}; leave the device out")
         self.group_name = f"NCCL communicator of {self.size}"
         self.wire_bytes_sent = 0
-        self.tags = TagRanges(TAG_RANGES)
+        self.tags = TagRanges(TAG_RANGES, name=f"{next(_numbers)}")
         self.lock = threading.Lock()  # NCCL lets one thread queue at a time
         self._cupy = cupy()
         self.nccl = self._cupy.cuda.nccl

@@ -32,8 +32,10 @@ class TagRanges:
         self,
         count: int,  # of ranges
         first_tag: int = 0,  # of the first range
+        name: str = "",  # on rank 0, of the group: another for each that this program has
     ) -> None:
         self.count = count
+        self._name = name
         self._first_tag = first_tag
         self._taken = 0  # bit i: range i
         self._meetings = 0
@@ -45,6 +47,10 @@ class TagRanges:
         with self._lock:
             self._meetings += 1
             return self._first_tag + self._meetings % _LOW_TAGS
+
+    def name_of_meeting(self) -> str:
+        """Of the communicator whose meeting was the last: on rank 0, another for each that this program makes."""
+        return f"{self._name} {self._meetings}"
 
     def taken(self) -> int:
         """Bit i is set where range i is taken."""

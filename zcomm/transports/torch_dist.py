@@ -50,7 +50,7 @@ class TorchTransport:
         self.device = str(self._device)
         self.queued = self._device.type == "cuda"  # NCCL
         self._eager = not self.queued
-        self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG))
+        self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG, group.group_name))
         self._pacer = Pacer.from_environment()
 
     @property
