@@ -6,11 +6,12 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import mpi_world as mpi
 import pytest
-from cluster_runs import Cluster, needs_namespaces, run_cluster, run_with_report
+from cluster_runs import HANG_S, Cluster, needs_namespaces, run_cluster, run_with_report
 
 from zcomm.errors import ClusterError
 from zcomm.tools import cluster
@@ -148,6 +149,49 @@ def test_the_first_failing_rank_gives_the_status(failing, status):
     assert ended.status == status
     assert f"ended with status {status}" in ended.err
     assert not ended.left_behind()
+
+
+STAY = """
+import os, sys, time
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+MPI.Finalize()
+open(f"{sys.argv[1]}/there{rank}", "w").close()
+while not os.path.exists(f"{sys.argv[1]}/leave{rank}"):
+    time.sleep(0.01)
+"""
+
+
+def wait_for(what) -> None:
+    give_up_at = time.monotonic() + HANG_S
+    while not what():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+@needs_namespaces
+def test_ranks_that_leave_at_different_times_do_not_make_mpiexec_fall(tmp_path):
+    """mpiexec hears late that a node's ranks have all left, and then of one more elsewhere, while another stays."""
+    last, others = 2, (0, 1, 3, 4, 5)
+    running = Cluster("--quiet", "--ranks-per-node", "3", "--mpi", "--", *MPI, STAY, str(tmp_path))
+    wait_for(lambda: all((tmp_path / f"there{rank}").exists() for rank in range(6)))
+    (mpiexec,) = [pid for pid, words in running.processes().items() if "/mpiexec " in words.partition("-c")[0]]
+    os.kill(mpiexec, signal.SIGSTOP)
+    for rank in others:
+        (tmp_path / f"leave{rank}").touch()
+    wait_for(lambda: len(programs(running)) == 1)
+    time.sleep(0.2)  # for their proxies to leave too, if they would
+    os.kill(mpiexec, signal.SIGCONT)
+    time.sleep(0.2)  # for mpiexec to fall, if it would
+    (tmp_path / f"leave{last}").touch()
+    ended = running.finish()
+
+    assert ended.status == 0, ended.err
+
+
+def programs(running: Cluster) -> list[int]:
+    """The ranks that still run STAY."""
+    return [pid for pid, words in running.processes().items() if words.startswith(f"{sys.executable} -c {STAY[:20]}")]
 
 
 def test_a_signal_ends_the_ranks(kind):

@@ -6,6 +6,11 @@
 mpiexec brings the ranks together; all else is as for plain programs. Each rank is a few words of shell around the
 program: they give it variables as torchrun's and output pipes of the supervisor's own, so that no output crosses a
 link, and tell the supervisor its process and its exit status.
+
+[Note: leaving together] A rank that has told its status stays, as a shell, until all have: mpiexec hears of no end
+before the supervisor does. Otherwise it would kill the others at once where one fails; and where it is told not to
+(-disable-auto-cleanup), it announces each end, also a good one, to the proxies of all other nodes, and dies of
+SIGPIPE if one of them leaves at that moment.
 """
 
 from __future__ import annotations
@@ -94,6 +99,7 @@ class MpiRun:
         self._writers: list[int] = []
         self.outputs = [(self._pipe(), self._pipe()) for _ in range(self._n_ranks)]  # by rank: stdout, stderr
         self.events = self._pipe()
+        self._gate = os.pipe2(os.O_CLOEXEC)  # gives each rank the line it waits for, see [Note: leaving together]
         self._unread = b""
         self.words = [launcher.path, *self._options(), "sh", "-c", self._around(command)]
 
@@ -127,6 +133,10 @@ class MpiRun:
         told = [[int(word) for word in line.split()] for line in lines]
         return [Event(rank, pid, status[0] if status else None) for rank, pid, *status in told]
 
+    def let_go(self) -> None:
+        """All ranks have told how they ended, and may leave. Once."""
+        os.write(self._gate[1], b"\n" * self._n_ranks)
+
     def ended(self) -> None:
         """mpiexec is gone: let the pipes end with their last writer."""
         for writer in self._writers:
@@ -137,7 +147,7 @@ class MpiRun:
         count = str(self._n_ranks)
         addresses = [node.address for node in self._nodes]
         if self._launcher.kind == MPICH:
-            options = ["-disable-auto-cleanup", "-n", count]  # the supervisor ends the others when one fails
+            options = ["-n", count]
             if not addresses:
                 return options
             return [
@@ -189,8 +199,8 @@ class MpiRun:
                 f"export LOCAL_RANK=$((RANK % {per_node})) GROUP_RANK=$((RANK / {per_node}))",
                 "export NODE_RANK=$GROUP_RANK",
                 f"case $RANK in {' '.join(cases)} esac",
-                f'told={here}/{self._writers[-1]}; echo "$RANK $$" >$told; exec >/dev/null 2>&1',
+                f'told={here}/{self._writers[-1]}; exec >/dev/null 2>&1; echo "$RANK $$" >$told',
                 f"(exec {shlex.join(command)}) </dev/null >$out 2>$err",
-                'status=$?; echo "$RANK $$ $status" >$told; exit $status',
+                f'status=$?; echo "$RANK $$ $status" >$told; read all_told <{here}/{self._gate[0]}; exit $status',
             ]
         )

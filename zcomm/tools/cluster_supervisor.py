@@ -232,6 +232,8 @@ class _Supervisor:
                 continue
             self._mpi_ranks.pop(rank, None)
             self._mpi_ended += 1
+            if self._mpi is not None and self._mpi_ended == self._task.n_nodes * self._task.ranks_per_node:
+                self._mpi.let_go()
             if status != 0:
                 self._rank_failed(rank, status)
 
