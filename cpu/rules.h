@@ -78,7 +78,7 @@ struct ShiftRules {
   explicit ShiftRules(const zc_codec &codec) : width(codec.bits) {}
   zc_i32 bits() const { return width; }
   zc_scale scale(Amax seen, zc_u32 chance) const {
-    return zc_shifted(zc_block_scale((zc_u32)seen.bits, (float)zc_qmax(width), zc_scale_cap(width)), chance);
+    return zc_shift_scale((zc_u32)seen.bits, width, chance);
   }
   static void store(const zc_scale &scale, zc_u8 *at) { *(u32_at *)at = scale.bits; }
   zc_i32 code(float x, const zc_scale &scale, zc_u32) const {

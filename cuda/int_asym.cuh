@@ -9,8 +9,6 @@
 
 #include "int_block.cuh"
 
-#define ZC_ASYM_LIMIT 0x7e800000u  // 2^126: a block with a magnitude from here on decodes to NaN; no difference overflows
-
 // What a block's elements span.
 struct zc_extent {
   zc_u32 amax;             // largest magnitude bits
@@ -37,13 +35,13 @@ ZC_FN zc_u32 zc_bf16_below(zc_u32 bits) {
 }
 
 ZC_FN zc_range zc_asym_range(zc_extent extent, zc_i32 width) {
-  const bool carries = extent.amax >= ZC_TINY && extent.amax < ZC_ASYM_LIMIT;
+  const bool carries = extent.amax >= ZC_TINY && extent.amax < ZC_LIMIT;
   const zc_u32 least = carries ? zc_bf16_below((zc_u32)zc_in_order(extent.lowest)) : 0u;
   const float reach = zc_add(zc_float(carries ? (zc_u32)zc_in_order(extent.highest) : 0u), -zc_float(least));
   const bool spreads = reach >= zc_float(ZC_TINY);
   const zc_u32 up = (zc_bits(zc_div(spreads ? reach : 1.0f, (float)zc_largest(width))) + 0xffffu) & 0xffff0000u;
   zc_range range;
-  range.bits = (spreads ? up >> 16 : extent.amax >= ZC_ASYM_LIMIT ? ZC_NAN_SCALE : 0u) | least;
+  range.bits = (spreads ? up >> 16 : extent.amax >= ZC_LIMIT ? ZC_NAN_SCALE : 0u) | least;
   range.inv = spreads ? zc_div(1.0f, zc_float(up)) : 0.0f;
   range.least = zc_float(least);
   return range;

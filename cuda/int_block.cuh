@@ -13,6 +13,7 @@
 #include "wire.h"
 
 #define ZC_TINY 0x0f800000u       // 2^-96: blocks below travel as zeros, so no code or sum of codes is ever subnormal
+#define ZC_LIMIT 0x7e800000u      // 2^126: where something is added to code times scale, a block that reaches it travels as bad
 #define ZC_NAN_SCALE 0x7fc0u      // the scale of a block that holds a NaN or an Inf
 
 struct zc_scale {
@@ -54,7 +55,8 @@ ZC_FN zc_i32 zc_code_by_chance(float x, float inv, zc_u32 chance, zc_i32 qmax) {
 
 // "shift": every element of a block is rounded by the block's random bits, those of its first element, and decoded less
 // what they added on the mean: zc_mul(code, scale) and zc_shift(bits), both exact, are added.
-ZC_FN zc_scale zc_shifted(zc_scale scale, zc_u32 chance) {
+ZC_FN zc_scale zc_shift_scale(zc_u32 amax, zc_i32 width, zc_u32 chance) {
+  zc_scale scale = zc_block_scale(amax >= ZC_LIMIT ? ZC_INF : amax, (float)zc_qmax(width), zc_scale_cap(width));
   scale.bits |= scale.inv == 0.0f ? 0u : chance << 16;
   return scale;
 }

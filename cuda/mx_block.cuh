@@ -13,12 +13,12 @@
 #define ZC_MX_NAN_SCALE 0xffu
 
 // The scale of a block from its largest magnitude bits: 2^(bits - 127), or NaN; inv 0 means that every code is 0. Codes by
-// chance must not be cut off: where the largest would be, the scale is twice as large.
+// chance must not be cut off: where the largest would be, the scale is twice as large, unless decoding could overflow.
 template <class Form>
 ZC_FN zc_scale zc_mx_scale(zc_u32 amax, bool by_chance = false) {
   const zc_u32 largest_exponent = Form::BITS == 8 ? 8 : 2, fraction = 0x7fffffu;
   const bool carries = amax >= ZC_TINY && amax < ZC_INF;
-  const bool doubled = by_chance && (amax & fraction) > (zc_bits(Form::LARGEST) & fraction);
+  const bool doubled = by_chance && amax < 0x7f000000u && (amax & fraction) > (zc_bits(Form::LARGEST) & fraction);
   const zc_u32 exponent = (amax >> 23) - largest_exponent + (doubled ? 1 : 0);
   zc_scale scale;
   scale.bits = carries ? exponent : amax >= ZC_INF ? ZC_MX_NAN_SCALE : 0u;

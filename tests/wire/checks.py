@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,35 @@ def check_deterministic(kind: Codec, x: np.ndarray) -> None:
 
     assert first.tobytes() == other.tobytes()
     assert x.tobytes() == before
+
+
+def check_unbiased(
+    kind: Codec,
+    x: np.ndarray,  # float32 (n,)
+    calls: int = 500,
+) -> None:
+    """Over many calls each element is the mean of what is decoded, and all of them together are."""
+    errors = np.empty((calls, x.size))
+    for call in range(calls):
+        errors[call] = decoded(kind, encoded(kind, x, Draw(1, call, 0)), x.size) - x.astype(np.float64)
+
+    # Five deviations; what happens less often than 12 times in all calls may not have happened, and is as much.
+    bound = kind.error_bound(x)
+    mean, deviation = errors.mean(axis=0), errors.std(axis=0) / np.sqrt(calls)
+    assert (np.abs(mean) <= 5 * deviation + bound * (2.0**-15 + 12 / calls)).all()
+    together = errors.mean(axis=1)
+    assert abs(together.mean()) <= 5 * together.std() / np.sqrt(calls) + bound.mean() * 2.0**-15
+
+
+def check_cuts(kind: Codec) -> None:
+    """What is decoded does not depend on where a shard was cut, between blocks."""
+    n = 5 * kind.block + 37
+    x, at = np.random.default_rng(7).standard_normal(n).astype(np.float32), 2**33 + 6
+    whole = decoded(kind, encoded(kind, x, Draw(4, 5, at)), n)
+
+    edges = [0, kind.block, 4 * kind.block, n]
+    pieces = [decoded(kind, encoded(kind, x[lo:hi], Draw(4, 5, at + lo)), hi - lo) for lo, hi in pairwise(edges)]
+    assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 
 def check_golden(name: str) -> None:

@@ -2,85 +2,43 @@
 
     python tests/wire/make_vectors.py
 
-Numbers are exact fractions and every rounding is spelled out, element by element. It shares no code and no idea with
-zcomm.wire (no float arithmetic, no masks, no vector operations), so that a mistake has to be made twice to go unseen.
+Numbers are the exact fractions of exact.py, element by element. It shares no code and no idea with zcomm.wire, so that
+a mistake has to be made twice to go unseen.
 Run it again only when the wire format's version changes.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from exact import (
+    BF16,
+    DRAW,
+    E2M1,
+    E4M3,
+    E5M2,
+    FP16,
+    FP32,
+    NAN,
+    Format,
+    around,
+    at_most,
+    closest,
+    nearest,
+    random_bits,
+    to_fp32,
+    to_integer,
+    value,
+    walsh,
+)
 
 FOLDER = Path(__file__).with_name("vectors")
 
-
-class Format(NamedTuple):
-    """A binary floating-point format."""
-
-    width: int  # bits altogether
-    precision: int  # significant bits, the implicit one included
-    smallest: int  # exponent of the smallest subnormal
-
-    @property
-    def sign(self) -> int:
-        return 1 << (self.width - 1)
-
-    @property
-    def infinity(self) -> int:
-        return (self.sign - 1) >> (self.precision - 1) << (self.precision - 1)
-
-
-FP32, BF16, FP16 = Format(32, 24, -149), Format(16, 8, -133), Format(16, 11, -24)
-
-
-def value(bits: int, form: Format) -> Fraction | None:
-    """The number that bits stand for; None for Inf and NaN."""
-    magnitude = bits & (form.sign - 1)
-    if magnitude >= form.infinity:
-        return None
-    exponent, fraction = divmod(magnitude, 1 << (form.precision - 1))
-    if exponent > 0:
-        fraction += 1 << (form.precision - 1)
-    number = Fraction(fraction) * Fraction(2) ** (form.smallest + max(exponent - 1, 0))
-    return -number if bits & form.sign else number
-
-
-def nearest(number: Fraction, form: Format) -> int:
-    """Bits of the closest number in the format, ties to the even one; Inf beyond half a step over the largest."""
-    sign, number = (form.sign, -number) if number < 0 else (0, number)
-    low, high = 0, form.infinity  # value(low) <= number < value(high); Inf counts as the next power of two
-    if number >= Fraction(2) ** (form.smallest + (form.infinity >> (form.precision - 1)) + form.precision - 2):
-        return sign | form.infinity
-    while high - low > 1:
-        middle = (low + high) // 2
-        of_middle = value(middle, form)
-        assert of_middle is not None
-        low, high = (middle, high) if of_middle <= number else (low, middle)
-    below = value(low, form)
-    assert below is not None
-    above = value(high, form)
-    if above is None:
-        above = 2 * below - (value(low - 1, form) or Fraction(0))
-    if number - below != above - number:
-        return sign | (low if number - below < above - number else high)
-    return sign | (low if low % 2 == 0 else high)
-
-
-def to_fp32(number: Fraction) -> Fraction:
-    """The number as one fp32 operation leaves it. Only for results that do not overflow."""
-    rounded = value(nearest(number, FP32), FP32)
-    assert rounded is not None
-    return rounded
-
-
-def to_integer(number: Fraction) -> int:
-    """Nearest integer, ties to even."""
-    return round(number)
+Encoder = Callable[[list[int]], tuple[list[int], list[int]]]
 
 
 def block_scale(block: list[int], qmax: int, tiny: int = -96) -> int | None:
@@ -126,24 +84,7 @@ def padded(data: list[int]) -> list[int]:
     return data + [0] * (-len(data) % 16)
 
 
-DRAW = (0x9E3779B97F4A7C15, 0x1_0000_0007, 2**35 - 5)  # seed, call, index of the first element
-
-
-def random_bits(element: int) -> int:
-    """The sixteen bits that DRAW gives to an element: Philox4x32-7."""
-    seed, call, first = DRAW
-    group, half = divmod(first + element, 8)
-    word = 2**32
-    c = [group % word, group // word, call % word, call // word]
-    for i in range(7):
-        key = [(seed % word + i * 0x9E3779B9) % word, (seed // word + i * 0xBB67AE85) % word]
-        high0, low0 = divmod(c[0] * 0xD2511F53, word)
-        high1, low1 = divmod(c[2] * 0xCD9E8D57, word)
-        c = [high1 ^ c[1] ^ key[0], low1, high0 ^ c[3] ^ key[1], low0]
-    return sum(value * word**i for i, value in enumerate(c)) // 65536**half % 65536
-
-
-def int_block(x: list[int], bits: int, block: int, by_chance: bool = False) -> tuple[list[int], list[int]]:
+def int_block(x: list[int], bits: int, block: int, rounding: str = "nearest") -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     qmax = 2 ** (bits - 1) - 1
     scales: list[int] = []
@@ -152,13 +93,17 @@ def int_block(x: list[int], bits: int, block: int, by_chance: bool = False) -> t
     for start in range(0, len(x), block):
         part = x[start : start + block]
         scale = block_scale(part, qmax)
+        if rounding == "shift" and any(abs(value(bits, FP32) or Fraction(0)) >= 2**126 for bits in part):
+            scale = None
         size = len(part) + -len(part) % 8
         q = [0] * size
+        of_block = random_bits(start) if rounding == "shift" and scale else 0
+        shift = [of_block % 256, of_block // 256] if rounding == "shift" else []
         if scale is None:
-            scales += [0xC0, 0x7F]
+            scales += [0xC0, 0x7F, *shift]
             decoded += [0x7FC00000] * len(part)
         else:
-            scales += [scale % 256, scale // 256]
+            scales += [scale % 256, scale // 256, *shift]
             s = value(scale, BF16)
             assert s is not None
             for i, element in enumerate(part):
@@ -166,43 +111,63 @@ def int_block(x: list[int], bits: int, block: int, by_chance: bool = False) -> t
                 assert of_element is not None
                 if s > 0:
                     steps = to_fp32(of_element * to_fp32(1 / s))
-                    if by_chance:
-                        up = to_fp32(steps + 128 + Fraction(random_bits(start + i), 65536))
-                        q[i] = max(-qmax, min(qmax, up.numerator // up.denominator - 128))
-                    else:
-                        q[i] = max(-qmax, min(qmax, to_integer(steps)))
-                decoded.append(nearest(q[i] * s, FP32))
+                    q[i] = to_integer(steps)
+                    if rounding != "nearest":
+                        u = of_block if rounding == "shift" else random_bits(start + i)
+                        up = to_fp32(steps + 128 + Fraction(u, 65536))
+                        q[i] = up.numerator // up.denominator - 128
+                    q[i] = max(-qmax, min(qmax, q[i]))
+                shifted = (Fraction(1, 2) - Fraction(of_block, 65536)) * s if rounding == "shift" else Fraction(0)
+                decoded.append(nearest(q[i] * s + shifted, FP32))
         codes += plane_bits(q, bits)
     return padded(scales) + padded(codes), decoded
 
 
-NAN = 0x7FC00000
+def int_asym(x: list[int], bits: int, block: int, by_chance: bool = False) -> tuple[list[int], list[int]]:
+    """Wire bytes and decoded fp32 bits."""
+    largest = 2**bits - 1
+    pairs: list[int] = []
+    codes: list[int] = []
+    decoded: list[int] = []
+    for start in range(0, len(x), block):
+        part = x[start : start + block]
+        values = [value(element, FP32) for element in part]
+        q = [0] * (len(part) + -len(part) % 8)
+        if any(v is None or abs(v) >= 2**126 for v in values):
+            pairs += [0xC0, 0x7F, 0, 0]
+            decoded += [NAN] * len(part)
+            codes += plane_bits(q, bits)
+            continue
+        numbers = [v for v in values if v is not None]
+        least, scale = 0, 0
+        if max(abs(v) for v in numbers) >= Fraction(1, 2**96):
+            least = at_most(min(numbers))
+        m = value(least, BF16)
+        assert m is not None
+        reach = to_fp32(max(numbers) - m)
+        if least == 0 and max(abs(v) for v in numbers) < Fraction(1, 2**96):
+            reach = Fraction(0)
+        if reach >= Fraction(1, 2**96):
+            step = to_fp32(reach / largest)
+            scale = nearest(step, BF16)
+            while value(scale, BF16) < step:  # type: ignore[operator]
+                scale += 1
+        s = value(scale, BF16)
+        assert s is not None
+        for i, number in enumerate(numbers):
+            if scale:
+                steps = to_fp32(to_fp32(number - m) * to_fp32(1 / s))
+                q[i] = to_integer(steps)
+                if by_chance:
+                    up = to_fp32(steps + Fraction(random_bits(start + i), 65536))
+                    q[i] = min(largest, up.numerator // up.denominator)
+            decoded.append(nearest(q[i] * s + m, FP32))
+        pairs += [scale % 256, scale // 256, least % 256, least // 256]
+        codes += plane_bits(q, bits)
+    return padded(pairs) + padded(codes), decoded
 
 
-def added(a: int, b: int) -> int:
-    """The sum of two fp32 numbers, as bits; any NaN is NAN."""
-    infinite = [bits for bits in (a, b) if bits % 2**31 >= FP32.infinity]
-    if infinite:
-        one_kind = all(bits == infinite[0] for bits in infinite) and infinite[0] % 2**31 == FP32.infinity
-        return infinite[0] if one_kind else NAN
-    return nearest((value(a, FP32) or Fraction(0)) + (value(b, FP32) or Fraction(0)), FP32)
-
-
-def negated(a: int) -> int:
-    return a ^ 2**31
-
-
-def walsh(group: list[int]) -> list[int]:
-    """The 32 sums and differences of a group: those of pairs of neighbours first."""
-    for log in range(5):
-        group = [
-            added(negated(group[i]), group[i - 2**log]) if i // 2**log % 2 else added(group[i], group[i + 2**log])
-            for i in range(32)
-        ]
-    return group
-
-
-def hadamard(x: list[int], *inner: int) -> tuple[list[int], list[int]]:
+def hadamard(x: list[int], *inner: int | str) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits of an int_block behind the rotation."""
     scaled = []
     for bits in x + [0] * (-len(x) % 32):
@@ -214,41 +179,39 @@ def hadamard(x: list[int], *inner: int) -> tuple[list[int], list[int]]:
     return wire, back[: len(x)]
 
 
-def magnitudes(exponents: int, fractions: int, bias: int, count: int) -> list[Fraction]:
-    """What the codes of a small float stand for, without their sign, in the order of the codes."""
-    found = []
-    for exponent in range(2**exponents):
-        for fraction in range(2**fractions):
-            leading = 1 if exponent > 0 else 0
-            number = leading + Fraction(fraction, 2**fractions)
-            found.append(number * Fraction(2) ** (max(exponent, 1) - bias))
-    return found[:count]
-
-
-E4M3, E5M2, E2M1 = magnitudes(4, 3, 7, 127), magnitudes(5, 2, 15, 124), magnitudes(2, 1, 1, 8)
-
-
-def closest(number: Fraction, numbers: list[Fraction]) -> int:
-    """The code of the closest number to a positive one, ties to the even code."""
-    return min(range(len(numbers)), key=lambda code: (abs(numbers[code] - number), code % 2))
-
-
 def small_float(
     element: int,  # fp32 bits
     numbers: list[Fraction],
     inverse: Fraction,
     scale: Fraction,
+    u: int | None = None,  # random bits, to round by them
 ) -> tuple[int, int]:
     """Code and decoded fp32 bits."""
     sign, magnitude = divmod(element, 2**31)
     number = value(magnitude, FP32)
     assert number is not None
-    code = closest(to_fp32(number * inverse), numbers)
+    scaled = to_fp32(number * inverse)
+    code = closest(scaled, numbers) if u is None else around(scaled, numbers, u)
     per_sign = 128 if len(numbers) > 8 else 8
     return sign * per_sign + code, (sign << 31) + nearest(numbers[code] * scale, FP32)
 
 
-def fp8_block(x: list[int], numbers: list[Fraction], block: int, tiny: int) -> tuple[list[int], list[int]]:
+def floats_of(
+    part: list[int],  # fp32 bits of a block
+    start: int,  # index of its first element
+    numbers: list[Fraction],
+    inverse: Fraction,
+    scale: Fraction,
+    by_chance: bool,
+) -> list[tuple[int, int]]:
+    """Codes and decoded fp32 bits of a block."""
+    drawn = [random_bits(start + i) if by_chance else None for i in range(len(part))]
+    return [small_float(e, numbers, inverse, scale, u) for e, u in zip(part, drawn, strict=True)]
+
+
+def fp8_block(
+    x: list[int], numbers: list[Fraction], block: int, tiny: int, by_chance: bool = False
+) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     scales: list[int] = []
     codes: list[int] = []
@@ -258,14 +221,16 @@ def fp8_block(x: list[int], numbers: list[Fraction], block: int, tiny: int) -> t
         scale = block_scale(part, int(numbers[-1]), tiny)
         scales += [0xC0, 0x7F] if scale is None else [scale % 256, scale // 256]
         s = value(scale, BF16) if scale else None
-        pairs = [small_float(e, numbers, to_fp32(1 / s), s) for e in part] if s else []
+        pairs = floats_of(part, start, numbers, to_fp32(1 / s), s, by_chance) if s else []
         codes += [code for code, _ in pairs] or [0] * len(part)
         decoded += [back for _, back in pairs] or [NAN if scale is None else 0] * len(part)
     codes += [0] * (-len(codes) % 8)
     return padded(scales) + padded(codes), decoded
 
 
-def mx_block(x: list[int], numbers: list[Fraction], largest_exponent: int) -> tuple[list[int], list[int]]:
+def mx_block(
+    x: list[int], numbers: list[Fraction], largest_exponent: int, by_chance: bool = False
+) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     scales: list[int] = []
     codes: list[int] = []
@@ -280,7 +245,10 @@ def mx_block(x: list[int], numbers: list[Fraction], largest_exponent: int) -> tu
             exponent = 128
         elif largest >= Fraction(1, 2**96):
             exponent = -largest_exponent + max(e for e in range(-96, 128) if Fraction(2) ** e <= largest)
-            pairs = [small_float(e, numbers, Fraction(2) ** -exponent, Fraction(2) ** exponent) for e in part]
+            if by_chance and numbers[-1] * Fraction(2) ** exponent < largest < Fraction(2) ** 127:
+                exponent += 1
+            power = Fraction(2) ** exponent
+            pairs = floats_of(part, start, numbers, 1 / power, power, by_chance)
         scales.append(exponent + 127)
         q = [code for code, _ in pairs] + [0] * (-len(part) % 8)
         codes += plane_bits(q, 8 if len(numbers) > 8 else 4)
@@ -288,7 +256,7 @@ def mx_block(x: list[int], numbers: list[Fraction], largest_exponent: int) -> tu
     return padded(scales) + padded(codes), decoded
 
 
-def nvfp4(x: list[int]) -> tuple[list[int], list[int]]:
+def nvfp4(x: list[int], by_chance: bool = False) -> tuple[list[int], list[int]]:
     """Wire bytes and decoded fp32 bits."""
     regions: list[int] = []
     scales: list[int] = []
@@ -303,15 +271,18 @@ def nvfp4(x: list[int]) -> tuple[list[int], list[int]]:
         regions += list((upper << 16).to_bytes(4, "little"))
         region = value(upper, BF16)
         assert region is not None
-        for part, is_bad in zip(parts, bad, strict=True):
+        for i, (part, is_bad) in enumerate(zip(parts, bad, strict=True)):
             pairs = [(0, NAN if is_bad else 0)] * len(part)
             scale = 0x7F if is_bad else 0
             if not is_bad and region > 0:
                 largest = max(value(bits % 2**31, FP32) or Fraction(0) for bits in part)
-                scale = closest(to_fp32(to_fp32(largest / 6) * to_fp32(1 / region)), E4M3)
+                exact = to_fp32(to_fp32(largest / 6) * to_fp32(1 / region))
+                scale = closest(exact, E4M3)
+                if by_chance and E4M3[scale] < min(exact, E4M3[-1]):
+                    scale += 1
                 if scale > 0:
                     s = E4M3[scale] * region
-                    pairs = [small_float(e, E2M1, to_fp32(1 / s), s) for e in part]
+                    pairs = floats_of(part, begin + 16 * i, E2M1, to_fp32(1 / s), s, by_chance)
             scales.append(scale)
             codes += plane_bits([code for code, _ in pairs] + [0] * (-len(part) % 8), 4)
             decoded += [back for _, back in pairs]
@@ -384,39 +355,62 @@ def inputs(block: int) -> dict[str, list[int]]:
     }
 
 
+def ints(*options: int | str) -> tuple[int, Encoder]:
+    """An int_block by its width, block and rounding."""
+    return int(options[1]), lambda x: int_block(x, *options)  # type: ignore[arg-type]
+
+
+def rotated(*options: int | str) -> tuple[int, Encoder]:
+    """One behind the rotation."""
+    return int(options[1]), lambda x: hadamard(x, *options)  # type: ignore[arg-type]
+
+
+CODECS: dict[str, tuple[int, Encoder]] = {  # a block for the inputs, and what makes wire bytes and decoded fp32 bits
+    **{f"int{bits}": ints(bits, 256 if bits >= 5 else 128) for bits in range(2, 9)},
+    "int4:64": ints(4, 64),
+    "int8:8": ints(8, 8),
+    "int6:24": ints(6, 24),
+    "int3:40": ints(3, 40),
+    "int7:16": ints(7, 16),
+    "int8:stochastic": ints(8, 256, "stochastic"),
+    "int4:64:stochastic": ints(4, 64, "stochastic"),
+    "int2:stochastic": ints(2, 128, "stochastic"),
+    "int8:shift": ints(8, 256, "shift"),
+    "int4:64:shift": ints(4, 64, "shift"),
+    "int2:24:shift": ints(2, 24, "shift"),
+    "int8:asym": (256, lambda x: int_asym(x, 8, 256)),
+    "int4:64:asym": (64, lambda x: int_asym(x, 4, 64)),
+    "int2:24:asym": (24, lambda x: int_asym(x, 2, 24)),
+    "int5:asym:stochastic": (256, lambda x: int_asym(x, 5, 256, True)),
+    "int8:64:asym:stochastic": (64, lambda x: int_asym(x, 8, 64, True)),
+    "hadamard:int4": rotated(4, 128),
+    "hadamard:int6:16": rotated(6, 16),
+    "hadamard:int8:stochastic": rotated(8, 256, "stochastic"),
+    "hadamard:int4:shift": rotated(4, 128, "shift"),
+    "fp8_e4m3": (64, lambda x: fp8_block(x, E4M3, 128, -96)),
+    "fp8_e4m3:24": (64, lambda x: fp8_block(x, E4M3, 24, -96)),
+    "fp8_e5m2": (64, lambda x: fp8_block(x, E5M2, 128, -80)),
+    "fp8_e4m3:stochastic": (64, lambda x: fp8_block(x, E4M3, 128, -96, True)),
+    "fp8_e5m2:40:stochastic": (64, lambda x: fp8_block(x, E5M2, 40, -80, True)),
+    "mxfp8": (64, lambda x: mx_block(x, E4M3, 8)),
+    "mxfp4": (64, lambda x: mx_block(x, E2M1, 2)),
+    "mxfp8:stochastic": (64, lambda x: mx_block(x, E4M3, 8, True)),
+    "mxfp4:stochastic": (64, lambda x: mx_block(x, E2M1, 2, True)),
+    "nvfp4": (64, nvfp4),
+    "nvfp4:stochastic": (64, lambda x: nvfp4(x, True)),
+    "bf16": (64, lambda x: cast(x, BF16, 0x7FC0)),
+    "fp16": (64, lambda x: cast(x, FP16, 0x7E00)),
+    "raw": (64, raw),
+}
+
+
 def main() -> None:
     """Write every file."""
     FOLDER.mkdir(exist_ok=True)
-    codecs: dict[str, tuple[int, ...]] = {f"int{bits}": (bits, 256 if bits >= 5 else 128) for bits in range(2, 9)}
-    codecs |= {
-        "int8:stochastic": (8, 256, True),
-        "int4:64:stochastic": (4, 64, True),
-        "int2:stochastic": (2, 128, True),
-    }
-    codecs |= {"int4:64": (4, 64), "int8:8": (8, 8), "int6:24": (6, 24), "int3:40": (3, 40), "int7:16": (7, 16)}
-    codecs |= {"hadamard:int4": (4, 128), "hadamard:int6:16": (6, 16), "hadamard:int8:stochastic": (8, 256, True)}
-    floats = {
-        "fp8_e4m3": lambda x: fp8_block(x, E4M3, 128, -96),
-        "fp8_e4m3:24": lambda x: fp8_block(x, E4M3, 24, -96),
-        "fp8_e5m2": lambda x: fp8_block(x, E5M2, 128, -80),
-        "mxfp8": lambda x: mx_block(x, E4M3, 8),
-        "mxfp4": lambda x: mx_block(x, E2M1, 2),
-        "nvfp4": nvfp4,
-    }
-    for name, block in [(name, codecs.get(name, (0, 64))[1]) for name in (*codecs, *floats, "bf16", "fp16", "raw")]:
-        arrays = {"draw": np.array(DRAW, np.uint64)} if "stochastic" in name else {}
+    for name, (block, encoded) in CODECS.items():
+        arrays = {"draw": np.array(DRAW, np.uint64)} if "stochastic" in name or "shift" in name else {}
         for case, x in inputs(block).items():
-            if name in floats:
-                wire, decoded = floats[name](x)
-            elif name.startswith("hadamard"):
-                wire, decoded = hadamard(x, *codecs[name])
-            elif name in codecs:
-                wire, decoded = int_block(x, *codecs[name])
-            elif name == "raw":
-                wire, decoded = raw(x)
-            else:
-                form, quiet = (BF16, 0x7FC0) if name == "bf16" else (FP16, 0x7E00)
-                wire, decoded = cast(x, form, quiet)
+            wire, decoded = encoded(x)
             arrays[f"{case}/x"] = np.array(x, np.uint32)
             arrays[f"{case}/wire"] = np.array(wire, np.uint8)
             arrays[f"{case}/decoded"] = np.array(decoded, np.uint32)

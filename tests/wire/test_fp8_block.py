@@ -7,8 +7,9 @@ import pytest
 from zcomm.errors import CodecError
 from zcomm.wire.fp8_block import Fp8Block
 
-GOLDEN = ["fp8_e4m3", "fp8_e4m3:24", "fp8_e5m2"]
+GOLDEN = ["fp8_e4m3", "fp8_e4m3:24", "fp8_e5m2", "fp8_e4m3:stochastic", "fp8_e5m2:40:stochastic"]
 KINDS = [Fp8Block("e4m3"), Fp8Block("e5m2"), Fp8Block("e4m3", 24), Fp8Block("e5m2", 4096)]
+KINDS += [Fp8Block("e4m3", 64, "stochastic"), Fp8Block("e5m2", 128, "stochastic")]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -77,7 +78,11 @@ def test_fp8_block_sends_blocks_too_small_to_add_up_exactly_as_zeros() -> None:
         assert not y[128:].any()
 
 
-@pytest.mark.parametrize("options", [("e3m4",), ("", 128), ("e4m3", 12), ("e4m3", 0), ("e4m3", None)])
+@pytest.mark.parametrize(
+    "options", [("e3m4",), ("", 128), ("e4m3", 12), ("e4m3", 0), ("e4m3", None), ("e4m3", 128, "shift")]
+)
 def test_fp8_block_refuses_what_it_is_not_and_says_what_it_is(options: tuple) -> None:
-    with pytest.raises(CodecError, match=r"e4m3 or e5m2|multiple of 8 from 8 to 65536.*use 128"):
+    with pytest.raises(
+        CodecError, match=r"e4m3 or e5m2|multiple of 8 from 8 to 65536.*use 128|rounds to nearest or stochastic"
+    ):
         Fp8Block(*options)

@@ -9,8 +9,18 @@ from zcomm.wire.hadamard import Hadamard, rotated, rotated_back
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.registry import codec
 
-GOLDEN = ["hadamard:int4", "hadamard:int6:16", "hadamard:int8:stochastic"]
-KINDS = [codec(name) for name in (*GOLDEN, "hadamard:int8", "hadamard:int4:64", "hadamard:int2")]
+GOLDEN = ["hadamard:int4", "hadamard:int6:16", "hadamard:int8:stochastic", "hadamard:int4:shift"]
+KINDS = [
+    codec(name)
+    for name in (
+        *GOLDEN,
+        "hadamard:int8",
+        "hadamard:int4:64",
+        "hadamard:int2",
+        "hadamard:int4:asym",
+        "hadamard:nvfp4:stochastic",
+    )
+]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -6,9 +6,10 @@ import pytest
 
 from zcomm.errors import CodecError
 from zcomm.wire.mx_block import MxBlock
+from zcomm.wire.registry import codec
 
-GOLDEN = ["mxfp8", "mxfp4"]
-KINDS = [MxBlock(name) for name in GOLDEN]
+GOLDEN = ["mxfp8", "mxfp4", "mxfp8:stochastic", "mxfp4:stochastic"]
+KINDS = [codec(name) for name in GOLDEN]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 
 from zcomm.errors import CodecError
+from zcomm.wire.minifloat import E4M3, from_mini
 from zcomm.wire.nvfp4 import NvFp4
 from zcomm.wire.registry import codec
 
-GOLDEN = ["nvfp4"]
-KINDS = [NvFp4()]
+GOLDEN = ["nvfp4", "nvfp4:stochastic"]
+KINDS = [NvFp4(), NvFp4("stochastic")]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -52,6 +53,22 @@ def test_nvfp4_takes_the_largest_of_a_region_to_448_times_6() -> None:
     assert wire[16:144].nonzero()[0].tolist() == [0, 6, 64]
     assert wire[[16, 22, 80]].tolist() == [0x7E, 0b0_1000_001, 0x7E]
     assert checks.decoded(NvFp4(), wire, x.size).tobytes() == x.tobytes()
+
+
+def test_nvfp4_rounds_scales_up_where_codes_are_rounded_by_chance() -> None:
+    rng = np.random.default_rng(2)
+    x = np.repeat(2.0 ** rng.integers(-25, 25, 400), 16).astype(np.float32) * rng.standard_normal(6400, np.float32)
+    largest = np.abs(x).reshape(-1, 16).max(axis=1)
+
+    def reach(kind: NvFp4) -> np.ndarray:
+        wire = checks.encoded(kind, x)
+        n_regions, n_blocks = -(-x.size // 1024), x.size // 16
+        regions = np.repeat(wire[: 4 * n_regions].view(np.float32), 64)[:n_blocks].astype(np.float64)
+        start = -(-4 * n_regions // 16) * 16
+        return 6 * from_mini(wire[start : start + n_blocks], E4M3) * regions
+
+    assert (reach(NvFp4("stochastic")) >= largest * (1 - 2.0**-21)).all()
+    assert (reach(NvFp4()) < largest * (1 - 2.0**-21)).any()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -6,6 +6,7 @@ from zcomm.errors import CodecError
 from zcomm.wire.cast import Cast
 from zcomm.wire.fp8_block import Fp8Block
 from zcomm.wire.hadamard import Hadamard
+from zcomm.wire.int_asym import IntAsym
 from zcomm.wire.int_block import IntBlock
 from zcomm.wire.mx_block import MxBlock
 from zcomm.wire.nvfp4 import NvFp4
@@ -37,6 +38,13 @@ KNOWN = "bf16, fp16, fp8_e4m3, fp8_e5m2, int2, int3, int4, int5, int6, int7, int
         ("mxfp8", MxBlock("mxfp8")),
         ("nvfp4", NvFp4()),
         ("int8:stochastic", IntBlock(8, 256, "stochastic")),
+        ("int8:shift", IntBlock(8, 256, "shift")),
+        ("int4:asym", IntAsym(4, 128)),
+        ("int4:64:asym:stochastic", IntAsym(4, 64, "stochastic")),
+        ("fp8_e4m3:64:stochastic", Fp8Block("e4m3", 64, "stochastic")),
+        ("mxfp4:stochastic", MxBlock("mxfp4", "stochastic")),
+        ("nvfp4:stochastic", NvFp4("stochastic")),
+        ("hadamard:mxfp8:stochastic", Hadamard(MxBlock("mxfp8", "stochastic"))),
         ("int4:64:stochastic", IntBlock(4, 64, "stochastic")),
     ],
 )

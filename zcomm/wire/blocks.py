@@ -18,6 +18,7 @@ from zcomm.errors import CodecError
 MIN_BLOCK, MAX_BLOCK, BLOCK_STEP = 8, 65536, 8
 
 TINY = 0x0F800000  # 2^-96: a block whose largest magnitude is below travels as zeros
+LIMIT = 0x7E800000  # 2^126: where something is added to code times scale, a block that reaches it travels as bad
 INF = 0x7F800000  # bits of +Inf; magnitudes from here on are Inf and NaN
 NAN_SCALE = 0x7FC0  # the scale of a block that holds a NaN or an Inf
 

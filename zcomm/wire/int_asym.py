@@ -21,6 +21,7 @@ import numpy as np
 from zcomm.errors import CodecError
 from zcomm.wire.block_loops import BlockQuantizer, Coded
 from zcomm.wire.blocks import (
+    LIMIT,
     NAN_SCALE,
     TINY,
     amax_bits,
@@ -33,7 +34,6 @@ from zcomm.wire.int_block import check_bits, default_block
 from zcomm.wire.options import NEAREST, STOCHASTIC, check_rounding, take_block, take_word
 
 ROUNDINGS = (NEAREST, STOCHASTIC)
-LIMIT = 0x7E800000  # 2^126: a block with a magnitude from here on decodes to NaN; below, no difference overflows
 
 
 class _Ranges(NamedTuple):

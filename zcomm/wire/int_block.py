@@ -19,7 +19,7 @@ import numpy as np
 
 from zcomm.errors import CodecError
 from zcomm.wire.block_loops import BlockQuantizer, Coded
-from zcomm.wire.blocks import Scales, amax_bits, block_scales, check_block, from_bfloat16, to_bfloat16_bytes
+from zcomm.wire.blocks import INF, LIMIT, Scales, amax_bits, block_scales, check_block, from_bfloat16, to_bfloat16_bytes
 from zcomm.wire.draw import by_chance
 from zcomm.wire.options import NEAREST, SHIFT, STOCHASTIC, check_rounding, take_block, take_word
 
@@ -126,7 +126,10 @@ class IntBlock(BlockQuantizer):
         elements: np.ndarray,  # float32 (m, r)
     ) -> Scales:
         """The scale of each row."""
-        return block_scales(amax_bits(elements), self.qmax)
+        amax = amax_bits(elements)
+        if self.rounding == SHIFT:
+            amax = np.where(amax >= LIMIT, np.uint32(INF), amax)
+        return block_scales(amax, self.qmax)
 
 
 def parse(

@@ -111,7 +111,8 @@ class MxBlock(BlockQuantizer):
         scales = np.where(carries, (amax >> 23) - np.uint32(_LARGEST_EXPONENT[self.name]), 0)
         if self.by_chance:
             largest = np.float32(self.form.largest).view(np.uint32)
-            scales = np.where(carries & (amax & 0x7FFFFF > largest & 0x7FFFFF), scales + 1, scales)
+            cut_off = (amax & 0x7FFFFF > largest & 0x7FFFFF) & (amax < 0x7F000000)  # doubled, 2^127 may overflow
+            scales = np.where(carries & cut_off, scales + 1, scales)
         inv = (np.where(carries, np.uint32(254) - scales, 0) << 23).astype(np.uint32).view(np.float32)
         return np.where(amax >= INF, NAN_SCALE, scales).astype(np.uint8), inv
 
