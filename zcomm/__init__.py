@@ -1,31 +1,31 @@
 """zcomm: drop-in collectives that send block-quantized bytes, hierarchically where nodes are far apart.
 
-`import zcomm` needs numpy only; what needs torch or another package is imported when it is first used.
+`import zcomm` imports nothing else: each name brings its module, and torch or another package, when it is first used.
 """
 
-# ruff: noqa: F403, F405 - the calls under torch's names are imported for type checkers only
+# ruff: noqa: F403, F405 - imported for type checkers only
 
 from __future__ import annotations
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zcomm import errors
-from zcomm.collectives.communicator import Communicator
-from zcomm.collectives.feedback import Feedback
-from zcomm.collectives.stats import CollectiveStats
-from zcomm.plan import Plan
-from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum
-from zcomm.topology import Topology
-from zcomm.transports import local
 from zcomm.version import __version__
-from zcomm.wire.registry import codec
-from zcomm.work import Work
 
 if TYPE_CHECKING:
+    from zcomm import errors
+    from zcomm.collectives.communicator import Communicator
+    from zcomm.collectives.feedback import Feedback
+    from zcomm.collectives.stats import CollectiveStats
+    from zcomm.plan import Plan
     from zcomm.plugs import ddp, fsdp1, fsdp2, mpi
     from zcomm.plugs import torch_ops as ops
     from zcomm.plugs.torch_calls import *
+    from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum
+    from zcomm.topology import Topology
+    from zcomm.transports import local
+    from zcomm.wire.registry import codec
+    from zcomm.work import Work
 
 __all__ = [
     "AVG",
@@ -69,19 +69,37 @@ __all__ = [
 
 _MODULES = {
     "ddp": "zcomm.plugs.ddp",
+    "errors": "zcomm.errors",
     "fsdp1": "zcomm.plugs.fsdp1",
     "fsdp2": "zcomm.plugs.fsdp2",
+    "local": "zcomm.transports.local",
     "mpi": "zcomm.plugs.mpi",
     "ops": "zcomm.plugs.torch_ops",
+}
+_HOMES = {
+    "AVG": "zcomm.reduce_op",
+    "SUM": "zcomm.reduce_op",
+    "CollectiveStats": "zcomm.collectives.stats",
+    "Communicator": "zcomm.collectives.communicator",
+    "Feedback": "zcomm.collectives.feedback",
+    "Plan": "zcomm.plan",
+    "ReduceOp": "zcomm.reduce_op",
+    "Topology": "zcomm.topology",
+    "Work": "zcomm.work",
+    "codec": "zcomm.wire.registry",
+    "premul_sum": "zcomm.reduce_op",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
     if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
-    if name in __all__:  # the others are above
-        return getattr(importlib.import_module("zcomm.plugs.torch_calls"), name)
-    raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
+        value = importlib.import_module(_MODULES[name])
+    else:
+        value = getattr(importlib.import_module(_HOMES.get(name, "zcomm.plugs.torch_calls")), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,8 @@ A module is imported only when its subcommand is called. An error of zcomm's own
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import importlib
 import os
 import signal
@@ -19,6 +21,7 @@ from zcomm.errors import ZcommError
 from zcomm.version import __version__
 
 USAGE_ERROR = 2
+CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,30 @@ SUBCOMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `zcomm arguments...`; returns the exit status."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_what_is_closed()
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # zcomm/__main__.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except ZcommError as problem:
+        print(f"zcomm: {problem}", file=sys.stderr)
+        return USAGE_ERROR
+    except BrokenPipeError:  # whoever read our output has gone, as in: zcomm ... | head
+        _drop_output()
+        return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except OSError as problem:
+        if problem.errno not in CANNOT_BE_WRITTEN:
+            raise
+        _drop_output()
+        with contextlib.suppress(OSError):
+            where = problem.filename or "standard output"
+            print(f"zcomm: {where} cannot be written: {problem.strerror}", file=sys.stderr)
+        return USAGE_ERROR
+
+
+def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="zcomm", description="Collectives that send block-quantized bytes: programs for people."
     )
@@ -53,19 +79,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = importlib.import_module(subcommand.module)
             module.add_arguments(subparser)
             subparser.set_defaults(run=getattr(module, subcommand.run))
-    try:
-        args = parser.parse_args(words)
-        status: int = args.run(args)
-        sys.stdout.flush()
-    except ZcommError as problem:
-        print(f"zcomm: {problem}", file=sys.stderr)
-        return USAGE_ERROR
-    except BrokenPipeError:  # whoever read our output has gone, as in: zcomm ... | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+    args = parser.parse_args(words)
+    status: int = args.run(args)
+    sys.stdout.flush()
     return status
+
+
+def _open_what_is_closed() -> None:
+    """Let a standard stream that was closed lead nowhere; else the next file or socket would take its number."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def _drop_output() -> None:
+    """Let standard output lead nowhere, so that Python does not try to write it again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
