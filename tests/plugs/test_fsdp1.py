@@ -16,21 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
+from torch_cases import TWO_BY_TWO, group_of
 
 import zcomm
 from zcomm.errors import BufferError, GroupError, UnsupportedError
 from zcomm.topology import Topology
 
 WIDTH, ODD = 64, 67
-TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
-_groups: dict[object, object] = {}
-
-
-def group_of(size: int):
-    """The group of the first `size` ranks, made once."""
-    if size not in _groups:
-        _groups[size] = dist.new_group(list(range(size)))
-    return _groups[size]
 
 
 class Block(nn.Module):

@@ -1,0 +1,114 @@
+"""What torch calls leave behind: nothing. Groups destroyed, lists reused, programs that end, memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from impatience import AMPLE_S
+
+import zcomm
+from zcomm.errors import (
+    GroupError,
+)
+from zcomm.plugs import torch_calls
+
+
+def check_destroyed_group() -> None:
+    import gc
+    import threading
+    import weakref
+
+    group = dist.new_group([0, 1, 2, 3])
+    comm = zcomm.Communicator(group)
+    x = torch.ones(5000)
+    comm.all_reduce(x, async_op=True).wait()
+    zcomm.all_reduce(x, group=group, codec="int8")
+    cached = weakref.ref(torch_calls.communicator(group))
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert cached() is None
+    with pytest.raises(GroupError, match="destroyed"):
+        comm.all_reduce(x)
+    name = comm._transport.group_name
+    del comm
+    gc.collect()
+    for thread in threading.enumerate():
+        if name in thread.name:
+            thread.join(AMPLE_S)
+            assert not thread.is_alive(), "the worker's thread outlived its communicator"
+
+
+def test_a_destroyed_group_takes_its_communicator_and_thread_with_it(torch_world):
+    torch_world.run(check_destroyed_group)
+
+
+def check_a_list_reused_before_wait() -> None:
+    tensors = [torch.ones(10), torch.ones(3)]
+    kept = list(tensors)
+    work = zcomm.all_reduce_coalesced(tensors, async_op=True, codec="raw")
+    tensors.clear()
+    work.wait()
+    assert all(bool((x == 4).all()) for x in kept)
+
+
+def test_a_list_may_be_reused_before_its_call_is_complete(torch_world):
+    torch_world.run(check_a_list_reused_before_wait)
+
+
+def test_leaving_with_works_in_flight_is_a_clean_end(tmp_path):
+    """Dropped works, a destroyed group, an exit status: the program ends as it would without zcomm."""
+    # the barrier: both have called by then, if not completed
+    for ending, status in (("", 0), ("dist.barrier(); dist.destroy_process_group()", 0), ("raise SystemExit(3)", 3)):
+        store = tmp_path / f"store{len(ending)}"
+        program = f"""
+import sys, torch, torch.distributed as dist, zcomm
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
+for _ in range(5):
+    zcomm.all_reduce(torch.ones(100_000), async_op=True, codec="int8")
+{ending}
+"""
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, str(store), str(rank)],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        for process in ranks:
+            _, told = process.communicate(timeout=AMPLE_S)
+            assert process.returncode == status, told
+
+
+def check_memory(calls: int) -> tuple[int, int]:
+
+    generator = np.random.default_rng(7)  # the same sizes on every rank
+    comm = zcomm.Communicator(None, "int8")
+    most = 200_000
+    comm.all_reduce(torch.ones(most))
+    start = None
+    for call in range(calls):
+        comm.all_reduce(torch.ones(int(generator.integers(1, most))))
+        if call == calls // 10:
+            start = resident_bytes()
+    grown = resident_bytes() - start
+    free = comm._conductor.scratch.free_bytes
+    comm.close()
+    return grown, free
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_memory_stays_flat_over_two_thousand_calls_of_changing_size(torch_world):
+    for grown, free in torch_world.run(check_memory, 2000):
+        assert grown < 8 << 20
+        assert free < 2 << 20
