@@ -43,6 +43,7 @@ class Machine:
         self.log: list[str] = []  # kinds of what was done, in order
         self.here = threading.local()
         self.next_handle = 1000
+        self.graves: list[np.ndarray] = []  # memory that was let go, and overwritten since
 
     def handle(self) -> int:
         with self.changed:
@@ -99,6 +100,13 @@ class Machine:
             if self.failure is not None:
                 raise AssertionError(f"the GPU failed: {self.failure!r}") from self.failure
             return done()
+
+    def finish(self) -> None:
+        """Do all that can be done. Fails if anything was written to memory after it was let go."""
+        with self.changed:
+            while self.step():
+                pass
+            assert all((memory == GARBAGE).all() for memory in self.graves), "memory was written after it was let go"
 
     def waiting(self) -> dict[str, str]:
         return {str(key): repr(tasks[0]) for key, tasks in self.streams.items() if tasks}
@@ -230,8 +238,13 @@ class Block:
         self.device, self.stream = machine.device, current(machine, machine.device)
 
     def __del__(self) -> None:
-        memory = self.bytes
-        self.machine.queue(self.stream, Kernel(lambda: memory.fill(GARBAGE)), self.device)
+        machine, memory = self.machine, self.bytes
+
+        def bury() -> None:
+            memory.fill(GARBAGE)
+            machine.graves.append(memory)
+
+        machine.queue(self.stream, Kernel(bury), self.device)
 
 
 class FakeArray:
@@ -301,6 +314,16 @@ def empty(machine: Machine, shape: Any, dtype: Any) -> FakeArray:
 def current(machine: Machine, device: int) -> int:
     """This thread's current stream of a device."""
     return getattr(machine.here, "streams", {}).get(device, 0)
+
+
+class Pinned(bytearray):
+    """Pinned host memory: overwritten when it is let go, as its next owner may do at once."""
+
+    graves: list[Any] = []  # noqa: RUF012 - what copies that are still queued may touch stays allocated
+
+    def __del__(self) -> None:
+        np.frombuffer(self, np.uint8)[:] = GARBAGE
+        Pinned.graves.append(self)
 
 
 class FakeDevice:
@@ -373,7 +396,7 @@ class FakeCuda:
             get_current_stream=lambda device=-1: FakeStream(
                 machine, current(machine, machine.device if device < 0 else device)
             ),
-            alloc_pinned_memory=bytearray,
+            alloc_pinned_memory=Pinned,
             runtime=types.SimpleNamespace(
                 eventRecord=self._record,
                 eventQuery=lambda event: 0 if machine.ask(lambda: self.events[event].done) else NOT_READY,
@@ -403,7 +426,7 @@ class FakeCuda:
         """Run a program on every rank, one thread and device each; results by rank."""
         clique = Clique(size)
         results: list[Any] = [None] * size
-        errors: list[BaseException] = []
+        errors: list[BaseException] = []  # the first failed by itself, others may have waited for it
 
         def main(rank: int) -> None:
             try:
@@ -411,6 +434,7 @@ class FakeCuda:
                     results[rank] = program(FakeComm(self.machine, clique, rank), *args)
             except BaseException as error:
                 errors.append(error)
+                self.machine.failure = error  # ends the others' waits
 
         threads = [threading.Thread(target=main, args=(rank,)) for rank in range(size)]
         for thread in threads:
@@ -419,6 +443,7 @@ class FakeCuda:
             thread.join()
         if errors:
             raise errors[0]
+        self.machine.finish()
         return results
 
     def __enter__(self) -> FakeCuda:

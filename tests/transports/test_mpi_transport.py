@@ -307,6 +307,30 @@ def test_a_second_thread_is_refused_where_mpi_allows_one(mpi_world):
     mpi_world.run(from_a_second_thread)
 
 
+def asynchronously_without_threads() -> None:
+    from zcomm import Communicator
+    from zcomm.transports.mpi import no_threads
+
+    transport = transport_of(4)
+    transport.why_synchronous = no_threads()  # as where MPI gives less than MPI_THREAD_MULTIPLE
+    with Communicator(transport) as comm:
+        x = np.full(100, comm.rank, np.float32)
+        for name, call in (
+            ("all_reduce", lambda: comm.all_reduce(x, codec="raw", async_op=True)),
+            ("send", lambda: comm.send(x, comm.rank ^ 1, async_op=True)),
+            ("recv", lambda: comm.recv(x, comm.rank ^ 1, async_op=True)),
+        ):
+            with pytest.raises(TransportError, match=f"{name}: asynchronous calls .* needs MPI_THREAD_MULTIPLE"):
+                call()
+        comm.all_reduce(x, codec="raw")  # goes on here
+        assert (x == 6).all()
+    transport.close()
+
+
+def test_an_asynchronous_call_is_refused_at_once_where_mpi_allows_one_thread(mpi_world):
+    mpi_world.run(asynchronously_without_threads)
+
+
 def groups_that_cannot_be_used() -> None:
     from mpi4py import MPI
 

@@ -31,7 +31,7 @@ from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.select import engine_for
-from zcomm.errors import GroupError, MismatchError, UnsupportedError
+from zcomm.errors import GroupError, MismatchError, TransportError, UnsupportedError
 from zcomm.plan import Check, Plan
 from zcomm.reduce_op import ReduceOp
 from zcomm.streams import lane_for
@@ -80,6 +80,8 @@ class Conductor:
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
                 "itself; pass async_op=True"
             )
+        if async_op:
+            self.check_asynchronous(request.name)
         name, source, feedback = request.name, request.source, request.feedback
         finish = _finish(request.operator, transport.size)
         with self._lock:
@@ -164,6 +166,11 @@ class Conductor:
         """Raise GroupError after close."""
         if self._closed:
             raise GroupError(f"this communicator over {self.transport.group_name} is closed; make a new one")
+
+    def check_asynchronous(self, name: str) -> None:
+        """Raise TransportError where a call cannot go on in a thread of its own."""
+        if self.transport.why_synchronous is not None:
+            raise TransportError(f"{name}: {self.transport.why_synchronous}")
 
     def close(self) -> None:
         """Finish what is under way, free scratch and thread."""

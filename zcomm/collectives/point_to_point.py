@@ -44,6 +44,8 @@ class PointToPoint:
         transport = conductor.transport
         chosen = codec.for_dtype(source.dtype)
         nbytes = chosen.nbytes(source.n_elems)
+        if async_op:
+            conductor.check_asynchronous("send")
         number, tag = self._next("send", peer, source, codec)
         context = CallContext(transport, f"send to rank {peer}", number, (source.n_elems, source.dtype, codec))
         stats = conductor.stats["send"]
@@ -88,6 +90,8 @@ class PointToPoint:
         transport = conductor.transport
         chosen = codec.for_dtype(target.dtype)
         nbytes = chosen.nbytes(target.n_elems)
+        if async_op:
+            conductor.check_asynchronous("recv")
         number, tag = self._next("recv", peer, target, codec)
         context = CallContext(transport, f"recv from rank {peer}", number, (target.n_elems, target.dtype, codec))
         stats = conductor.stats["recv"]

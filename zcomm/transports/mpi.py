@@ -65,6 +65,7 @@ class MpiTransport:
         largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tag_bits = (int(largest_tag or LEAST_LARGEST_TAG) + 1).bit_length() - 1
         self.thread = None if MPI.Query_thread() == MPI.THREAD_MULTIPLE else threading.get_ident()
+        self.why_synchronous = no_threads() if self.thread is not None else None
         self.under_way: set[MpiExchange] = set()
         name = f"{MPI.COMM_WORLD.Get_rank()} {next(_numbers)}"
         self.tags = TagRanges(max(1, 1 << self.tag_bits >> TAG_BITS), name=name)

@@ -34,6 +34,7 @@ class NcclTransport:
 
     name = "nccl"
     queued = True
+    why_synchronous = None
 
     def __init__(
         self,

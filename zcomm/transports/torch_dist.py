@@ -34,6 +34,7 @@ class TorchTransport:
     """The ranks of a process group."""
 
     name = "torch_dist"
+    why_synchronous = None
 
     def __init__(
         self,

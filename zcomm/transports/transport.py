@@ -51,6 +51,7 @@ class Transport(Protocol):
     group_name: str  # for errors
     wire_bytes_sent: int  # payload bytes handed over so far, to check stats() against
     tags: TagRanges  # of the group, shared by all transports over it
+    why_synchronous: str | None  # why calls cannot go on in a thread of their own; None: they can
     queued: bool  # whether exchanges only queue work on the current stream; then all ranks must start them in one order
 
     @property
