@@ -115,7 +115,7 @@ class IntAsym(BlockQuantizer):
         step, least = (from_bfloat16(of)[:, None].astype(np.float64) for of in (ranges.scale, ranges.least))
         above, magnitude = elements.astype(np.float64) - least, np.abs(elements.astype(np.float64))
         coded = rounded * step + 2.0**-21 * above + 2.0**-23 * (magnitude + step)
-        return np.where(ranges.inv[:, None] > 0, coded, np.where(step == 0, above * (1 + 2.0**-21), np.inf))
+        return np.where(ranges.inv[:, None] > 0, coded, np.where(step == 0, np.abs(above) * (1 + 2.0**-21), np.inf))
 
     def _ranges(
         self,
