@@ -57,13 +57,14 @@ class PointToPoint:
                 draw = Draw(conductor.seed | Hop.MESSAGE << HOP_SHIFT, peer << PEER_SHIFT | number, 0)
                 engine = engine_for(transport.device, chosen)
                 engine.encode(chosen, source.address, source.n_elems, source.dtype, transport.address(memory), draw)
-        stats.codec_s += perf_counter() - started
-        stats.raw_bytes += source.nbytes
         node = conductor.topology.node_of_rank
-        if node[peer] == node[transport.rank]:
-            stats.wire_bytes_intra += nbytes
-        else:
-            stats.wire_bytes_inter += nbytes
+        with self._lock:  # other threads send to other ranks
+            stats.codec_s += perf_counter() - started
+            stats.raw_bytes += source.nbytes
+            if node[peer] == node[transport.rank]:
+                stats.wire_bytes_intra += nbytes
+            else:
+                stats.wire_bytes_inter += nbytes
         with context, conductor.lane.entered():
             exchange = transport.open([Parcel(peer, memory)] if nbytes else [], [], tag, conductor.plan.timeout_s)
             exchange.start()
