@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -47,8 +45,8 @@ def drive(args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    import zcomm
     from zcomm.tools import cluster
+    from zcomm.tools.about import about
     from zcomm.tools.link import Link
 
     rows: list[dict[str, Any]] = []
@@ -90,16 +88,8 @@ def drive(args: argparse.Namespace) -> None:
         )
     Console(width=130).print(table)
     if args.json:
-        about = {
-            "command": " ".join(["python", "bench/mpi.py", *sys.argv[1:]]),
-            "zcomm": zcomm.__version__,
-            "library": library,
-            "cpu": _cpu_model(),
-            "cores": os.cpu_count(),
-            "load_average": os.getloadavg(),
-            "platform": platform.platform(),
-        }
-        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        ran = about("python bench/mpi.py", library=library, nodes=args.nodes, ranks_per_node=args.ranks_per_node)
+        args.json.write_text(json.dumps({"about": ran, "rows": rows}, indent=1) + "\n")
 
 
 def run_rank(args: argparse.Namespace) -> None:
@@ -164,14 +154,6 @@ def _case(row: dict[str, Any]) -> tuple[str, int]:
 
 def _text(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
-
-
-def _cpu_model() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
-        platform.processor(),
-    )
 
 
 if __name__ == "__main__":

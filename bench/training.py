@@ -11,15 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import sys
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-import zcomm
 from zcomm.errors import ZcommError
 from zcomm.tools import demo, demo_report
 from zcomm.tools.link import Link
@@ -47,7 +43,8 @@ def main() -> None:
     rows = [row_of(report, row) for report in reports for row in report.rows]
     console.print(table_of(rows))
     if args.json:
-        args.json.write_text(json.dumps({"about": about(options), "rows": rows}, indent=1) + "\n")
+        about = demo.about_run(options, "python bench/training.py")
+        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
 def row_of(report: demo_report.Report, row: demo_report.Row) -> dict[str, Any]:
@@ -97,23 +94,6 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(*("-" if row[key] is None else form.format(row[key]) for key, (_, form) in columns.items()))
     return table
-
-
-def about(options: demo.Options) -> dict[str, Any]:
-    """What ran: command, versions, machine, model."""
-    import torch
-
-    return {
-        "command": " ".join(["python", "bench/training.py", *sys.argv[1:]]),
-        "zcomm": zcomm.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "nodes": options.spec.nodes,
-        "ranks_per_node": options.spec.ranks_per_node,
-        "model": vars(options.model),
-    }
 
 
 if __name__ == "__main__":

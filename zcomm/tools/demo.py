@@ -18,10 +18,11 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zcomm.errors import MissingExtra, ZcommError
 from zcomm.tools import cluster, demo_plot, demo_report
+from zcomm.tools.about import about
 from zcomm.tools.demo_plan import NO_NETWORK, Event, Launch, Measured, Model, Shape
 from zcomm.tools.link import Link
 
@@ -114,13 +115,19 @@ def run(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     show(report, console)
     if options.json:
-        options.json.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+        options.json.write_text(json.dumps({"about": about_run(options), **report.as_json()}, indent=1) + "\n")
     if options.plot:
         demo_plot.draw(report, options.plot)
     written = [str(path) for path in (options.json, options.plot) if path]
     wrote = f"; wrote {' and '.join(written)}" if written else ""
     console.print(f"[dim]took {time.monotonic() - started:.0f} s{wrote}[/dim]")
     return 0
+
+
+def about_run(options: Options, program: str = "zcomm") -> dict[str, Any]:
+    """What ran."""
+    shape = {"nodes": options.spec.nodes, "ranks_per_node": options.spec.ranks_per_node}
+    return about(program, **shape, model=vars(options.model))
 
 
 # ---- before anything runs --------------------------------------------------------------------------------------------

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from zcomm.collectives.choice import is_one_shot
-from zcomm.engines.select import available
 from zcomm.plan import Plan
+from zcomm.tools.about import about, cpu_model, engine
 from zcomm.tools.perf_measure import FORM_BUDGET_S, WARM_UP_CALLS
 from zcomm.tools.perf_options import Options
 from zcomm.tools.perf_row import UNCOMPRESSED, Row, Verdict, break_even_words, redop
@@ -68,26 +66,20 @@ class About:
     def as_json(self) -> dict[str, Any]:
         """The facts as named values."""
         link = self.options.link
-        return {
-            "command": " ".join(["zcomm", *sys.argv[1:]]),
-            "launcher": self.launcher.name,
-            "zcomm": __version__,
-            "versions": self.versions,
-            "python": platform.python_version(),
-            "numpy": np.__version__,
-            "engine": engine(self.options.device),
-            "world_size": self.topology.size,
-            "nodes": self.topology.nodes,
-            "node_of_rank": self.topology.node_of_rank,
-            "link": None if link is None else str(link),
-            "emulated_cluster": self.on_cluster,
-            "cpu": cpu_model(),
-            "cores": os.cpu_count(),
-            "platform": platform.platform(),
-            "device": self.options.device,
-            "calls": self.options.calls,
-            "sizes": f"bytes of the whole float32 tensor on one rank: {WHOLE_TENSOR}",
-        }
+        return about(
+            "zcomm",
+            launcher=self.launcher.name,
+            versions=self.versions,
+            engine=engine(self.options.device),
+            world_size=self.topology.size,
+            nodes=self.topology.nodes,
+            node_of_rank=self.topology.node_of_rank,
+            link=None if link is None else str(link),
+            emulated_cluster=self.on_cluster,
+            device=self.options.device,
+            calls=self.options.calls,
+            sizes=f"bytes of the whole float32 tensor on one rank: {WHOLE_TENSOR}",
+        )
 
     def lines(self) -> list[str]:
         """The header, without the columns."""
@@ -204,20 +196,6 @@ def size_words(nbytes: int) -> str:
         if nbytes >= unit:
             return f"{nbytes / unit:.4g} {name}"
     return f"{nbytes} B"
-
-
-def engine(device: str) -> str:
-    """The engine that codes on a device, and how it was built."""
-    usable = [one for one in available() if one.device == device and one.usable]
-    return f"engine {usable[0].name} ({usable[0].detail})" if usable else f"no engine for {device}"
-
-
-def cpu_model() -> str:
-    """The processor's name."""
-    table = Path("/proc/cpuinfo")
-    lines = table.read_text().splitlines() if table.exists() else []
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def _fault(row: Row) -> str:

@@ -1,0 +1,83 @@
+"""Every program of bench/ runs, on sizes that take no time, and writes rows that say what they are."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import mpi_world
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+
+from cluster_runs import HANG_S, ROOT, environment, needs_namespaces
+
+import zcomm
+
+ABOUT = {"command", "zcomm", "python", "numpy", "engine", "cpu", "cores", "load_average", "platform"}
+
+
+def rows_of(folder: Path, program: str, *words: str) -> list[dict[str, Any]]:
+    """What a program writes; it says what ran."""
+    written = folder / "rows.json"
+    command = [sys.executable, str(ROOT / "bench" / program), *words, "--json", str(written)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(written.read_text())
+
+    assert found["about"].keys() >= ABOUT
+    assert found["about"]["command"].startswith(f"python bench/{program} ")
+    return list(found["rows"])
+
+
+def test_overhead(tmp_path):
+    rows = rows_of(tmp_path, "overhead.py", "--calls", "3", "--nbytes", "1000")
+
+    found = [(row["hops"], row["codec"], row["collective"]) for row in rows]
+    collectives = ("all_reduce", "all_gather", "reduce_scatter")
+    assert found == [(h, c, name) for h in (1, 2) for c in ("raw", "int8", "int4") for name in collectives]
+    assert {row["nbytes"] for row in rows} == {992}  # four equal shards
+    assert all(0 < row["median_us"] <= row["p90_us"] for row in rows)
+
+
+@needs_namespaces
+def test_collectives(tmp_path):
+    pytest.importorskip("torch")
+    words = ("--links", "none", "--sizes", "64K", "--collectives", "all_gather", "--codec", "int8", "--calls", "1")
+    rows = rows_of(tmp_path, "collectives.py", *words, "--ranks-per-node", "1")
+
+    assert [row["form"] for row in rows] == ["gloo fp32", "gloo bf16", "flat raw", "flat bf16", "flat int8"]
+    assert [row["wrong_elems"] for row in rows] == [0] * 5
+    assert rows[-1]["wire_bytes_inter"] == zcomm.codec("int8").nbytes(65536 // 4 // 2)
+
+
+@needs_namespaces
+@pytest.mark.skipif(mpi_world.why_not() is not None, reason=str(mpi_world.why_not()))
+def test_mpi(tmp_path):
+    n = 50_000
+    words = ("--links", "none,1gbit", "--sizes", str(4 * n), "--forms", "MPI fp32,int8", "--calls", "1")
+    rows = rows_of(tmp_path, "mpi.py", *words, "--ranks-per-node", "1")
+
+    assert [(row["link"], row["form"]) for row in rows] == [
+        (link, form) for link in ("none", "1gbit") for form in ("MPI fp32", "int8")
+    ]
+    for plain, int8 in (rows[:2], rows[2:]):
+        assert plain["max_error"] < 1e-6 < int8["max_error"] < 0.1
+        assert zcomm.codec("int8").nbytes(n) < int8["node_tx_bytes"] < plain["node_tx_bytes"] / 3
+        assert int8["speedup_over_mpi"] == pytest.approx(plain["time_ms"] / int8["time_ms"])
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_training(tmp_path):
+    for package in ("torch", "rich"):
+        pytest.importorskip(package)
+    words = ("--quick", "--links", "none", "--recipes", "bf16,bf16_two_hop", "--steps", "1", "--loss-steps", "1")
+    rows = rows_of(tmp_path, "training.py", *words, "--ranks-per-node", "1")
+
+    assert [(row["recipe"], row["steps_counted"]) for row in rows] == [("bf16", 1), ("bf16_two_hop", 1)]
+    assert rows[0]["speedup_over_bf16"] == 1.0
+    assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=0.01)
