@@ -46,7 +46,7 @@ class LocalTransport:
     name = "local"
     device = "cpu"
     queued = False
-    why_synchronous = None
+    why_synchronous: str | None = None
 
     def __init__(self, world: LocalWorld, rank: int) -> None:
         if not 0 <= rank < world.size:

@@ -34,7 +34,7 @@ class NcclTransport:
 
     name = "nccl"
     queued = True
-    why_synchronous = None
+    why_synchronous: str | None = None
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class TorchTransport:
     """The ranks of a process group."""
 
     name = "torch_dist"
-    why_synchronous = None
+    why_synchronous: str | None = None
 
     def __init__(
         self,
