@@ -12,7 +12,7 @@ from placements import PLACEMENTS, TWO_HOPS, run
 
 import zcomm
 from zcomm import Communicator, Plan, Topology, local
-from zcomm.collectives.all_to_all import MOST_CHUNKS
+from zcomm.collectives.all_to_all import BUNDLE_BYTES, MOST_CHUNKS
 
 FLOAT32 = np.dtype(np.float32)
 WORLDS = {
@@ -102,7 +102,7 @@ def test_a_long_part_is_cut_into_a_bounded_number_of_chunks():
     for rank, (out, chunks) in enumerate(results):
         assert chunks <= MOST_CHUNKS
         assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("int4")).tobytes()
-    assert max(chunks for _, chunks in results) > 8
+    assert max(chunks for _, chunks in results) > 8  # of 256 elements and more
     assert len({chunks for _, chunks in results}) == 2  # ranks of a node have as many, nodes may differ
 
 
@@ -171,6 +171,46 @@ def test_two_hops_send_fewer_messages_across_with_the_same_bytes(world):
     assert two_hops == {"messages": topology.size * (len(nodes) - 1), "nbytes": pairs * part}
     assert two_hops["messages"] < flat["messages"]
     assert sum(each.wire_bytes_inter for each in stats) == pairs * part
+
+
+@pytest.mark.parametrize("world", TWO_HOPS)
+def test_parts_too_large_for_a_bundle_go_directly_beside_the_bundles(world):
+    topology, _ = TWO_HOPS[world]
+    size, node = topology.size, np.array(topology.node_of_rank)
+    counts = np.full((size, size), 10)
+    counts[:, 0] = 20_000  # raw: a bundle of several, or of one, is over the limit for rank 0 alone
+    pairs = {rank: int((node != node[rank]).sum()) for rank in range(size)}
+
+    sent, stats = messages(topology, True, counts, codec="raw", chunk_elems=1 << 20)
+
+    others = topology.nodes - 1
+    assert BUNDLE_BYTES < 80_000
+    assert sent["messages"] == pairs[0] + (size - 1) * others
+    flat, _ = messages(topology, False, counts, codec="raw")
+    assert sent["nbytes"] == flat["nbytes"]
+    neighbours = [len(topology.ranks_of_node[each]) - 1 for each in node]
+    assert [each.wire_bytes_intra for each in stats] == [
+        sum(
+            zcomm.codec("raw").nbytes(int(counts[rank, to]))
+            for to in range(size)
+            if node[to] == node[rank] and to != rank
+        )
+        + relayed(topology, rank) * zcomm.codec("raw").nbytes(10)
+        + 8 * size * neighbours[rank]
+        for rank in range(size)
+    ]
+
+    results = run((topology, True), lambda comm: send_all(comm, counts)[0], codec="int8", chunk_elems=3000)
+    for rank, out in enumerate(results):
+        assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("int8")).tobytes()
+
+
+def relayed(topology: Topology, rank: int) -> int:
+    """Ranks of other nodes that rank's neighbours carry for, without rank 0, which is sent to directly."""
+    node = topology.node_of_rank[rank]
+    return sum(
+        topology.node_of_rank[to] != node and topology.porter(node, to) != rank for to in range(1, topology.size)
+    )
 
 
 def test_splits_that_do_not_match_are_named_on_every_rank():

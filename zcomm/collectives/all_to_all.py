@@ -2,7 +2,8 @@
 
 In two hops a rank hands what it sends to another node to its own node's porter for the receiver (`Topology.porter`),
 and the porter sends the receiver one message from the whole node: between two nodes of m ranks, m messages in place of
-m x m, with the same bytes. A part is encoded once, by its sender, in `codec` or, where it stays in the node, in
+m x m, with the same bytes. Where the node's parts for a receiver come to more than BUNDLE_BYTES they go directly, as
+bytes then cost more than messages. A part is encoded once, by its sender, in `codec` or, where it stays in the node, in
 `intra_codec`; porters pass bytes on. So under one codec both forms give the same bits.
 
 A rank knows what it sends and what comes to it. A porter must also know what its neighbours send, so the ranks of a
@@ -28,8 +29,9 @@ from zcomm.collectives.shards import SHARD_ALIGNMENT, Extent, shards_of
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 
+BUNDLE_BYTES = 1 << 16  # of one node's parts for one receiver
 MOST_CHUNKS = 16  # of a call in two hops
-_ROUTES = 2  # of a chunk in two hops
+_ROUTES = 3  # of a chunk in two hops
 
 
 class Parts(NamedTuple):
@@ -64,25 +66,33 @@ class _TwoHops(NamedTuple):
     codec: Codec
     intra_codec: Codec
     staying: list[Piece]  # of the input: parts for this node, the own one too
-    leaving: list[Piece]  # of the input: parts that neighbours carry
+    leaving: list[Piece]  # of the input: parts for other nodes that neighbours carry
     inside: Route
+    alone: list[Piece]  # of the input: parts for other nodes that go directly
+    directly: Route
     carried: list[Piece]  # of the input: parts for other nodes that this rank carries itself
     relayed: list[Move]  # parts of neighbours, into the bundles that this rank sends
     across: Route
     near: list[Piece]  # of the output: from this node, the own part too
-    far: list[Piece]  # of the output: from other nodes
+    came_alone: list[Piece]  # of the output: directly from other nodes
+    far: list[Piece]  # of the output: from other nodes' porters
 
     def steps(self, run: Steps) -> Iterator[Route]:
         """1. Encode the parts for this node, and those for others that neighbours carry; send each neighbour its own.
-        2. Put what neighbours handed over beside the own parts, and send each receiver its bundle. 3. Decode."""
+        2. Encode what goes directly to other nodes, and send it. 3. Put what neighbours handed over beside the own
+        parts, and send each receiver its bundle. 4. Decode."""
         run.encode(self.intra_codec, self.staying)
         run.encode(self.codec, self.leaving)
         run.send(self.inside)
+        run.encode(self.codec, self.alone)
+        run.send(self.directly)
         run.encode(self.codec, self.carried)
         yield self.inside
         run.move(self.relayed)
         run.send(self.across)
         run.decode(self.intra_codec, self.near)
+        yield self.directly
+        run.decode(self.codec, self.came_alone)
         yield self.across
         run.decode(self.codec, self.far)
 
@@ -116,7 +126,7 @@ def two_hops(parts: Parts) -> Schedule:
 
 
 def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> _TwoHops:
-    """The two exchanges of one chunk. A message holds its parts in the order of senders, then receivers."""
+    """The exchanges of one chunk. A message holds its parts in the order of senders, then receivers."""
     me, topology = parts.rank, parts.topology
     node = topology.ranks_of_node[topology.node_of_rank[me]]
     neighbours = [rank for rank in node if rank != me]
@@ -126,9 +136,18 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
         cuts = _cuts(start, n_elems, usual, unit)
         return cuts[number] if number < len(cuts) else Extent(start + n_elems, 0)
 
+    def is_bundle(counts: list[int]) -> bool:
+        return sum(map(parts.codec.nbytes, counts)) <= BUNDLE_BYTES
+
+    bundled = {to: is_bundle([parts.rows[rank][to] for rank in node]) for to in range(topology.size)}
+
+    def far(porter: int) -> list[int]:
+        """The ranks of other nodes whose bundles porter carries."""
+        return [to for to in topology.carried_by(porter) if to not in node and bundled[to]]
+
     def through(porter: int) -> list[int]:
         """The receivers of what a rank hands to porter, a neighbour: itself, and those on other nodes."""
-        return [porter, *_far(topology, porter)]
+        return [porter, *far(porter)]
 
     inputs = [cut(*extent) for extent in shards_of(parts.sends)]
     outputs = [cut(*extent) for extent in shards_of(parts.receives)]
@@ -150,14 +169,26 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
         n_elems_out=sum(rows[me][to] for porter in neighbours for to in through(porter)),
     )
 
-    # Hop 2: to each receiver on another node that this rank carries for, the whole node's parts.
-    carried = _far(topology, me)
-    bundle = {to: {rank: layout.take(size[False](rows[rank][to])) for rank in node} for to in carried}
-    senders = {
-        topology.porter(other, me): topology.ranks_of_node[other]
-        for other in range(topology.nodes)
-        if other != topology.node_of_rank[me]
+    # Beside the hops: what is too large for a bundle.
+    others = [ranks for other, ranks in enumerate(topology.ranks_of_node) if other != topology.node_of_rank[me]]
+    alone = {to: layout.take(size[False](rows[me][to])) for ranks in others for to in ranks if not bundled[to]}
+    bundling = [ranks for ranks in others if is_bundle([parts.receives[rank] for rank in ranks])]
+    came_alone = {
+        rank: layout.take(size[False](outputs[rank].n_elems))
+        for ranks in others
+        for rank in ranks
+        if ranks not in bundling
     }
+    directly = layout.route(
+        [_message(to, wire, [rows[me][to]], parts.codec) for to, wire in alone.items()],
+        [_message(rank, wire, [outputs[rank].n_elems], parts.codec) for rank, wire in came_alone.items()],
+        n_elems_out=sum(rows[me][to] for to in alone),
+    )
+
+    # Hop 2: to each receiver on another node that this rank carries for, the whole node's parts.
+    carried = far(me)
+    bundle = {to: {rank: layout.take(size[False](rows[rank][to])) for rank in node} for to in carried}
+    senders = {topology.porter(topology.node_of_rank[ranks[0]], me): ranks for ranks in bundling}
     came = {
         porter: [layout.take(size[False](outputs[rank].n_elems)) for rank in ranks] for porter, ranks in senders.items()
     }
@@ -177,9 +208,11 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
         [
             Piece(*inputs[to], wire)
             for porter in neighbours
-            for to, wire in zip(_far(topology, porter), sent[porter][1:], strict=True)
+            for to, wire in zip(far(porter), sent[porter][1:], strict=True)
         ],
         inside,
+        [Piece(*inputs[to], wire) for to, wire in alone.items()],
+        directly,
         [Piece(*inputs[to], bundle[to][me]) for to in carried],
         [
             Move(handed[rank][to], bundle[to][rank], nbytes)
@@ -189,6 +222,7 @@ def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> 
         ],
         across,
         [Piece(*outputs[me], own), *(Piece(*outputs[rank], handed[rank][me]) for rank in neighbours)],
+        [Piece(*outputs[rank], wire) for rank, wire in came_alone.items()],
         [
             Piece(*outputs[rank], wire)
             for porter, ranks in senders.items()
@@ -212,9 +246,3 @@ def _cuts(
     step = max(usual, -(-n_elems // MOST_CHUNKS))
     step = -(-step // unit) * unit
     return [Extent(start + at, min(step, n_elems - at)) for at in range(0, max(n_elems, 1), step)]
-
-
-def _far(topology: Topology, porter: int) -> list[int]:
-    """The ranks of other nodes that porter carries for."""
-    node = topology.node_of_rank[porter]
-    return [rank for rank in topology.carried_by(porter) if topology.node_of_rank[rank] != node]
