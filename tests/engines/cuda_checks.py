@@ -6,19 +6,27 @@ from collections.abc import Iterable, Sequence
 
 import inputs
 import numpy as np
+from cuda_on_cpu import SHAPES, SPECS
 
 from zcomm.buffers import DType
 from zcomm.engines.cuda import CudaEngine
+from zcomm.engines.cuda_kernels import every_kernel
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.reference import ReferenceEngine
 from zcomm.wire.codec import Codec
+from zcomm.wire.int_asym import IntAsym
 from zcomm.wire.int_block import BITS, IntBlock
+from zcomm.wire.minifloat import E2M1, E4M3, from_mini
+from zcomm.wire.mx_block import MxBlock
+from zcomm.wire.nvfp4 import BLOCK, REGION, NvFp4
 from zcomm.wire.registry import codec
 
 REFERENCE = ReferenceEngine()
-CARRIED = ("raw", "raw:bfloat16", "raw:float16", "raw:float64", "bf16", "fp16")
-BLOCKS = (8, 40, 64, 128, 256, 1032, 8192)
-CODECS = [codec(spec) for spec in CARRIED] + [IntBlock(bits, block) for bits in BITS for block in BLOCKS]
+BLOCKS = (40, 1032, 8192)  # that no fast kernel takes
+CODECS = [codec(spec) for spec in SPECS + SHAPES] + [IntBlock(bits, block) for bits in BITS for block in BLOCKS]
+CODECS += [codec(spec) for spec in ("int2:40:stochastic", "int6:8192:stochastic", "int3:40:shift", "int7:8192:shift")]
+CODECS += [codec(spec) for spec in ("int4:40:asym", "int5:8192:asym:stochastic", "fp8_e4m3:24", "fp8_e5m2:8192")]
+CODECS += [codec(f"hadamard:{spec}") for spec in ("int7:96", "int3:8192", "int4:2048:stochastic", "int2:96:asym")]
 FINISHES = (NO_FINISH, Finish(factor=0.3), Finish(divisor=7), Finish(factor=-1e-3, divisor=3))
 ALIGNED = (0, 16)
 MISALIGNED = (1, 2, 4, 8, 12, 31)
@@ -31,9 +39,17 @@ def counts(kind: Codec, rng: np.random.Generator) -> list[int]:
     return [1, int(rng.integers(2, 70)), block - 1, block, block + 1, int(rng.integers(3 * few, 9 * few)), 8 * few]
 
 
-def check_round_trip(engine: CudaEngine, kind: Codec, name: str, n: int, rng: np.random.Generator, offset: int) -> None:
+def check_round_trip(
+    engine: CudaEngine,
+    kind: Codec,
+    name: str,  # of an input class
+    n: int,
+    rng: np.random.Generator,
+    offset: int,
+    dtypes: Sequence[DType] = tuple(DType),
+) -> None:
     """Encode from one dtype, decode to another."""
-    dtype, out = DType(int(rng.integers(4))), DType(int(rng.integers(4)))
+    dtype, out = (dtypes[rng.integers(len(dtypes))] for _ in range(2))
     x = inputs.elements(name, rng, n, dtype)
     wire = inputs.encode(REFERENCE, kind, x, dtype)
     expected = inputs.decode(REFERENCE, kind, wire, n, out)
@@ -51,9 +67,10 @@ def check_sum(
     n: int,
     rng: np.random.Generator,
     offset: int,
+    dtypes: Sequence[DType] = tuple(DType),
 ) -> None:
     """Add chunks and store the sum, then encode it again."""
-    out, finish = DType(int(rng.integers(4))), FINISHES[rng.integers(len(FINISHES))]
+    out, finish = dtypes[rng.integers(len(dtypes))], FINISHES[rng.integers(len(FINISHES))]
     wires = [encoded(kind, name, n, rng) for name in names]
     what = (str(kind), str(codec_out), names, n, finish, out, offset)
 
@@ -84,7 +101,7 @@ def summed_again(
     """As inputs.reduce_encode, with every chunk at the same offset from alignment."""
     rooms = [inputs.Room(len(wire), offset, wire) for wire in wires]
     out = inputs.Room(codec_out.nbytes(n), offset)
-    engine.reduce_encode(kind, [room.address for room in rooms], n, finish, codec_out, out.address)
+    engine.reduce_encode(kind, [room.address for room in rooms], n, finish, codec_out, out.address, inputs.DRAW)
     wire = out.taken()
     dtype = codec_out.dtype
     if dtype is None:
@@ -105,7 +122,9 @@ def check_pieces(
     n = sum(sizes)
     x = inputs.elements("normal", rng, n, dtype)
     starts = np.cumsum([0, *sizes[:-1]]).tolist()
-    chunks = [inputs.encode(REFERENCE, kind, x[s : s + k], dtype) for s, k in zip(starts, sizes, strict=True)]
+    draws = [inputs.DRAW._replace(first=inputs.DRAW.first + start) for start in starts]
+    parts = [x[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    chunks = [inputs.encode(REFERENCE, kind, part, dtype, 0, draw) for part, draw in zip(parts, draws, strict=True)]
     order = rng.permutation(len(sizes)).tolist()
     places = dict(zip(order, np.cumsum([0, *[len(chunks[i]) for i in order]]).tolist(), strict=False))
     pieces = [(starts[i], sizes[i], places[i]) for i in range(len(sizes))]
@@ -113,7 +132,7 @@ def check_pieces(
     what = (str(kind), sizes, dtype, offset)
 
     source, room = inputs.Room(x.nbytes, offset, x.tobytes()), inputs.Room(len(wire), offset)
-    engine.encode_pieces(kind, source.address, dtype, room.address, pieces)
+    engine.encode_pieces(kind, source.address, dtype, room.address, pieces, inputs.DRAW)
     assert room.taken() == wire, what
     decoded = [inputs.decode(REFERENCE, kind, c, k, dtype) for c, k in zip(chunks, sizes, strict=True)]
     target = inputs.Room(x.nbytes, offset)
@@ -121,34 +140,62 @@ def check_pieces(
     assert inputs.without_payloads(target.taken(), dtype) == b"".join(decoded), what
 
 
-def check_near_ties(engine: CudaEngine, kinds: Iterable[IntBlock]) -> None:
+def check_near_ties(engine: CudaEngine, kinds: Iterable[Codec]) -> None:
     """Elements whose product with inv is a tie, or one rounding error beside it."""
     for kind in kinds:
-        rng = np.random.default_rng([kind.bits, kind.block])
-        n_blocks = max(2, 4096 // kind.block)
-        scale = np.repeat(1 + rng.integers(0, 128, n_blocks) / 128, kind.block)
-        x = (scale * (rng.integers(-kind.qmax, kind.qmax, scale.size) + 0.5)).astype(np.float32)
-        x = (x.view(np.int32) + rng.integers(-2, 3, x.size).astype(np.int32)).view(np.float32)
-        x[:: kind.block] = scale[:: kind.block] * kind.qmax
-
+        x = near_ties(kind, np.random.default_rng(len(str(kind))))
         wire = inputs.encode(REFERENCE, kind, x, DType.FLOAT32)
-        assert inputs.encode(engine, kind, x, DType.FLOAT32) == wire, kind
+        assert inputs.encode(engine, kind, x, DType.FLOAT32) == wire, str(kind)
+
+
+def near_ties(kind: Codec, rng: np.random.Generator) -> np.ndarray:  # float32
+    """Elements halfway between two numbers that codes stand for, give or take a unit, in blocks of any scale."""
+    if isinstance(kind, IntBlock | IntAsym):
+        numbers = np.arange(2.0**kind.bits) - (kind.qmax if isinstance(kind, IntBlock) else 0)
+        numbers = numbers[: 2 * kind.qmax + 1] if isinstance(kind, IntBlock) else numbers
+    else:
+        form = E2M1 if isinstance(kind, NvFp4) else kind.form  # type: ignore[attr-defined]
+        numbers = np.unique(from_mini(np.arange(2**form.bits, dtype=np.uint8), form).astype(np.float64))
+        numbers = numbers[np.isfinite(numbers)]
+    block, largest = kind.block, numbers[-1]
+    n = max(2, 4096 // block) * block
+    x = rng.choice((numbers[1:] + numbers[:-1]) / 2, n)
+    if isinstance(kind, NvFp4):
+        x[::BLOCK] = largest  # so that all blocks have the scale 1
+        x[::REGION] = largest * E4M3.largest
+    else:
+        x[::block] = largest
+        if not isinstance(kind, MxBlock):  # whose scales are powers of two
+            x *= np.repeat(1 + rng.integers(0, 128, n // block) / 128, block)
+    near = (x.astype(np.float32).view(np.int32) + rng.integers(-2, 3, n).astype(np.int32)).view(np.float32)
+    edges = slice(None, None, BLOCK if isinstance(kind, NvFp4) else block)
+    near[edges] = x[edges]
+    if isinstance(kind, IntAsym):
+        near[1::block] = 0
+    return near
+
+
+BRIEF = ("int8", "int4", "int5:40", "int5:8192", "bf16", "raw", "int7:64:stochastic", "fp8_e4m3:8", "mxfp4", "nvfp4")
+BRIEF += ("int4:shift", "int8:asym", "hadamard:int4", "hadamard:int4:8", "hadamard:int3:96", "hadamard:nvfp4")
+
+
+BRIEF_DTYPES = (DType.FLOAT32, DType.FLOAT16)
+BRIEF_KERNELS = every_kernel([codec(spec) for spec in BRIEF], [], BRIEF_DTYPES)
 
 
 def check_briefly(engine: CudaEngine) -> None:
     """A short list that meets every loop of the kernels at its edges."""
     rng = np.random.default_rng(11)
-    kinds = [codec(spec) for spec in ("int8", "int4", "int3:40", "int5:8192", "int2:8", "bf16", "raw")]
-    for kind in kinds:
-        for n in (1, 13, 9 * 256 + 77, 20011):
+    for kind in map(codec, BRIEF):
+        block = max(kind.block, 8)
+        for n in (1, 13, block + 77, 8200 if block > 1024 else 2111):
             for offset in (0, 3):
-                check_round_trip(engine, kind, "normal", n, rng, offset)
-                check_sum(engine, kind, kind, ("normal", "wide exponents", "normal"), n, rng, offset)
-        check_sum(engine, kind, kind, ("negative zero",) * 2, 300, rng, 0)
-        check_sum(engine, kind, codec("int6:64"), ("normal",) * 2, 1000, rng, 0)
-        for dtype in (DType.FLOAT16, DType.FLOAT32):
-            check_pieces(engine, kind, [8, 300, 1, 512, 2048], dtype, rng, 0)
-    check_near_ties(engine, [IntBlock(8, 256), IntBlock(4, 128), IntBlock(3, 64)])
+                check_round_trip(engine, kind, "normal", n, rng, offset, BRIEF_DTYPES)
+            check_sum(engine, kind, kind, ("normal", "wide exponents", "normal"), n, rng, (0, 3)[n % 2], BRIEF_DTYPES)
+        check_sum(engine, kind, kind, ("negative zero",) * 2, 300, rng, 0, BRIEF_DTYPES)
+        for dtype in BRIEF_DTYPES:
+            check_pieces(engine, kind, [8, 300, 1, 512, 1024], dtype, rng, 0)
+    check_near_ties(engine, map(codec, ("int8", "int4", "int5:40", "int8:asym", "fp8_e4m3:8", "nvfp4")))
 
 
 FEW_KERNELS = (
@@ -165,14 +212,11 @@ FEW_KERNELS = (
 
 
 def check_few(engine: CudaEngine) -> None:
-    """What FEW_KERNELS can do, at their edges: the list that seeded bugs must not survive."""
+    """What FEW_KERNELS can do, at their edges: the list that bugs planted in the loops must not survive."""
     rng, dtype = np.random.default_rng(12), DType.FLOAT16
-    for kind in [codec(spec) for spec in ("int8", "int4", "int7:40", "int3:8192", "bf16")]:
-        for name, n in (("normal", 3 * 8192 + 77), ("ties", 2061), ("any bits", 600), ("normal", 5)):
-            x = inputs.elements(name, rng, n, dtype)
-            wire = inputs.encode(REFERENCE, kind, x, dtype)
-            for offset in (0, 2):
-                assert inputs.encode(engine, kind, x, dtype, offset) == wire, (str(kind), name, n, offset)
+    cases = (("normal", 3 * 8192 + 77), ("ties", 2061), ("any bits", 600), ("normal", 5))
+    for kind in map(codec, ("int8", "int4", "int7:40", "int3:8192", "bf16")):
+        check_encodings(engine, kind, cases, dtype, rng)
     # What is small is lost in a sum with what is large, unless that has cancelled before.
     small, large = rng.standard_normal((2, 2061))
     for kind in (codec("int8"), codec("int7:40")):
@@ -197,3 +241,53 @@ def check_few(engine: CudaEngine) -> None:
     x = (np.arange(-127, 129, dtype=np.float64) * float(scale)).astype(np.float16)
     x = np.concatenate([np.nextafter(x, np.float16(way)) / np.float16(2) for way in (-np.inf, np.inf)] * 8)
     assert inputs.encode(engine, tie, x, dtype) == inputs.encode(REFERENCE, tie, x, dtype)
+
+
+MORE_KERNELS = (
+    "encode<Hadamard<IntBlock<4, 128>>, Elements<Float16>>",
+    "encode<Hadamard<IntBlock<4, 8>>, Elements<Float16>>",
+    "encode<Hadamard<IntBlock<0, 0>>, Elements<Float16>>",
+    "sum<Hadamard<IntBlock<4, 128>>, Float32>",
+    "sum<Hadamard<IntBlock<0, 0>>, Float32>",
+    "encode<IntBlock<8, 256, true>, Elements<Float16>>",
+    "encode<IntBlock<0, 0, true>, Elements<Float16>>",
+    "encode<IntBlock<0, 0>, SumOf<Hadamard<IntBlock<0, 0>>>>",
+    "encode<NvFp4<16>, Elements<Float16>>",
+    "encode<NvFp4<0>, Elements<Float16>>",
+    "sum<NvFp4<16>, Float32>",
+    "sum<NvFp4<0>, Float32>",
+    "encode<Fp8Block<zc_e5m2, 0>, Elements<Float16>>",
+)
+
+
+def check_more(engine: CudaEngine) -> None:
+    """What MORE_KERNELS can do: the list that bugs planted in rotations, random bits and units must not survive."""
+    rng, dtype = np.random.default_rng(13), DType.FLOAT16
+    specs = ("hadamard:int4", "hadamard:int4:8", "hadamard:int7:96", "int8:stochastic", "int3:40:stochastic")
+    for kind in map(codec, (*specs, "nvfp4", "fp8_e5m2:40")):
+        check_encodings(engine, kind, (("normal", 2 * 1024 + 77), ("some infinite", 1061), ("normal", 5)), dtype, rng)
+    for kind in map(codec, ("hadamard:int4", "nvfp4")):
+        wires = [encoded(kind, "normal", 1101, rng) for _ in range(2)]
+        for offset in (0, 2):
+            total = summed(engine, kind, wires, 1101, NO_FINISH, DType.FLOAT32, offset)
+            assert total == inputs.reduce(REFERENCE, kind, wires, 1101, NO_FINISH, DType.FLOAT32), str(kind)
+    kind, out = codec("hadamard:int7:96"), codec("int6:24")
+    wires = [encoded(kind, "normal", 333, rng) for _ in range(2)]
+    again = summed_again(engine, kind, wires, 333, Finish(divisor=2), out, 0)
+    assert again == inputs.reduce_encode(REFERENCE, kind, wires, 333, Finish(divisor=2), out)
+
+
+def check_encodings(
+    engine: CudaEngine,
+    kind: Codec,
+    cases: Iterable[tuple[str, int]],  # input class, n
+    dtype: DType,
+    rng: np.random.Generator,
+) -> None:
+    """Encode, aligned and not, with random bits that begin anywhere."""
+    for name, n in cases:
+        x = inputs.elements(name, rng, n, dtype)
+        for offset, first in ((0, 2**35 + 256), (2, 2**64 - 3)):
+            draw = inputs.DRAW._replace(first=first)
+            wire = inputs.encode(REFERENCE, kind, x, dtype, 0, draw)
+            assert inputs.encode(engine, kind, x, dtype, offset, draw) == wire, (str(kind), name, n, offset)

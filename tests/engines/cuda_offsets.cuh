@@ -11,4 +11,6 @@ ZC_KERNEL offsets(const __grid_constant__ zc_job job) {
   out[2] = chunk.codes_at(b);
   out[3] = chunk.present(b);
   out[4] = chunk.nbytes();
+  out[5] = chunk.n_units();
+  out[6] = chunk.unit_scale_at(chunk.unit_of(b));
 }

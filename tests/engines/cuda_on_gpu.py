@@ -50,10 +50,11 @@ class HostedEngine(CudaEngine):
         dtype: DType,
         wire: int,
         pieces: Sequence[tuple[int, int, int]],
+        draw: Draw | None = None,
     ) -> None:
         x = self._mirror(source, max((start + n for start, n, _ in pieces), default=0) * dtype.itemsize)
         out = self._mirror(wire, max((offset + codec.nbytes(n) for _, n, offset in pieces), default=0))
-        super().encode_pieces(codec, x.address, dtype, out.address, pieces)
+        super().encode_pieces(codec, x.address, dtype, out.address, pieces, draw)
         out.bring_back()
 
     def decode_pieces(

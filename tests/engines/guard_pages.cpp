@@ -37,7 +37,9 @@ static const int SIZES[4] = {4, 2, 2, 8};
 static int64_t wire_nbytes(const zc_codec &c, int64_t n) {
   if (c.rotated) n = (n + 31) / 32 * 32;
   if (c.kind < ZC_INT_BLOCK) return padded(n * SIZES[c.element]);
-  const int64_t upper = c.kind == ZC_NVFP4 ? padded(4 * ((n + 1023) / 1024)) : 0, of_block = c.kind < ZC_MX_BLOCK ? 2 : 1;
+  const int64_t upper = c.kind == ZC_NVFP4 ? padded(4 * ((n + 1023) / 1024)) : 0;
+  const bool pair = c.kind == ZC_INT_ASYM || (c.kind == ZC_INT_BLOCK && c.rounding == ZC_SHIFT);
+  const int64_t of_block = c.kind >= ZC_MX_BLOCK ? 1 : pair ? 4 : 2;
   return upper + padded(of_block * ((n + c.block - 1) / c.block)) + padded((n + 7) / 8 * c.bits);
 }
 
@@ -69,7 +71,7 @@ int main() {
     for (int at_end = 0; at_end < 2; ++at_end) {
       for (int32_t bits = 2; bits <= 8; ++bits)
         for (int32_t block : blocks)
-          run({ZC_INT_BLOCK, 0, bits, block, (block / 8 + bits) % 2, 0}, block % 16 ? bf16 : int8, n, at_end);
+          run({ZC_INT_BLOCK, 0, bits, block, (block / 8 + bits) % 3, 0}, block % 16 ? bf16 : int8, n, at_end);
       for (int32_t element = 0; element < 4; ++element) run({ZC_RAW, element, 0, 0, 0, 0}, int8, n, at_end);
       run(bf16, {ZC_INT_BLOCK, 0, 4, 8192, ZC_NEAREST, 0}, n, at_end);
       run({ZC_CAST, ZC_FLOAT16, 0, 0, 0, 0}, {ZC_RAW, ZC_FLOAT64, 0, 0, 0, 0}, n, at_end);
@@ -80,6 +82,15 @@ int main() {
       run({ZC_MX_BLOCK, ZC_E2M1, 4, 32, 0, 1}, {ZC_NVFP4, ZC_E2M1, 4, 16, 0, 0}, n, at_end);
       run({ZC_NVFP4, ZC_E2M1, 4, 16, 0, 0}, {ZC_NVFP4, ZC_E2M1, 4, 16, 0, 1}, n, at_end);
       run(rotated, {ZC_INT_BLOCK, 0, 5, 24, ZC_NEAREST, 0}, n, at_end);
+      for (int32_t by = 0; by < 2; ++by) {
+        run({ZC_INT_ASYM, 0, 4, 128, by, 0}, {ZC_INT_ASYM, 0, 3, 24, by, 0}, n, at_end);
+        run({ZC_INT_ASYM, 0, 8, 8192, by, 1}, {ZC_INT_BLOCK, 0, 8, 64, ZC_SHIFT, 0}, n, at_end);
+      }
+      run({ZC_INT_BLOCK, 0, 4, 128, ZC_SHIFT, 1}, {ZC_FP8_BLOCK, ZC_E4M3, 8, 128, ZC_STOCHASTIC, 0}, n, at_end);
+      run({ZC_FP8_BLOCK, ZC_E5M2, 8, 24, ZC_STOCHASTIC, 0}, {ZC_MX_BLOCK, ZC_E4M3, 8, 32, ZC_STOCHASTIC, 1}, n, at_end);
+      run({ZC_MX_BLOCK, ZC_E4M3, 8, 32, ZC_STOCHASTIC, 0}, {ZC_MX_BLOCK, ZC_E2M1, 4, 32, ZC_STOCHASTIC, 0}, n, at_end);
+      run({ZC_MX_BLOCK, ZC_E2M1, 4, 32, ZC_STOCHASTIC, 0}, {ZC_NVFP4, ZC_E2M1, 4, 16, ZC_STOCHASTIC, 0}, n, at_end);
+      run({ZC_NVFP4, ZC_E2M1, 4, 16, ZC_STOCHASTIC, 0}, {ZC_NVFP4, ZC_E2M1, 4, 16, ZC_STOCHASTIC, 1}, n, at_end);
       run({ZC_INT_BLOCK, 0, 8, 32, ZC_STOCHASTIC, 1}, bf16, n, at_end);
       run({ZC_INT_BLOCK, 0, 3, 8192, ZC_STOCHASTIC, 1}, rotated, n, at_end);
       run(int8, {ZC_INT_BLOCK, 0, 8, 8, ZC_STOCHASTIC, 1}, n, at_end);

@@ -8,11 +8,15 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.engines.engine import Engine
+from zcomm.errors import CodecError
+from zcomm.wire import registry
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow
 from zcomm.wire.raw import Raw
 
+BLOCKS = (8, 40, 64, 8192)
+WORDS = ("", ":stochastic", ":shift", ":asym", ":asym:stochastic")  # what may follow a block
 LARGEST = np.finfo(np.float32).max
 TINY = np.float32(2.0**-96)
 
@@ -21,6 +25,22 @@ DRAW = Draw(
 )  # what chance means where it matters not
 
 Rng = np.random.Generator
+
+
+def every_codec() -> list[Codec]:
+    """Every name of the registry with every option it takes, and behind hadamard: what can stand there."""
+    options = [block + word for block in ("", *(f":{block}" for block in BLOCKS)) for word in WORDS]
+    options += [f":{dtype.spelling}" for dtype in DType]
+    plain = [f"{name}{option}" for name in registry.NAMES for option in options]
+    found = (_parsed(spec) for spec in [*plain, *(f"hadamard:{spec}" for spec in plain)])
+    return list(dict.fromkeys(kind for kind in found if kind is not None))
+
+
+def _parsed(spec: str) -> Codec | None:
+    try:
+        return registry.codec(spec)
+    except CodecError:
+        return None
 
 
 def _normal(rng: Rng, n: int) -> np.ndarray:

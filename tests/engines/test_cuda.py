@@ -7,34 +7,52 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import cuda_checks
+import cuda_on_cpu
 import inputs
 import numpy as np
 import pytest
 from cuda_checks import ALIGNED, BLOCKS, CODECS, MISALIGNED, REFERENCE
-from cuda_on_cpu import COMPILER, KERNELS, OFFSETS, RANDOM, REVERSE, SANITIZERS, CpuLauncher, Schedule, Sparse, build
+from cuda_on_cpu import (
+    CARRIED,
+    COMPILER,
+    OFFSETS,
+    RANDOM,
+    REVERSE,
+    SANITIZERS,
+    SPECS,
+    CpuLauncher,
+    Schedule,
+    Sparse,
+    outs,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zcomm.buffers import DType
-from zcomm.engines import cuda
+from zcomm.engines import cuda, cuda_kernels
 from zcomm.engines.cuda import CudaEngine
 from zcomm.engines.engine import NO_FINISH, Finish
-from zcomm.errors import EngineError
-from zcomm.wire.codec import Codec
+from zcomm.errors import CodecError, EngineError
+from zcomm.wire.block_loops import BlockQuantizer
+from zcomm.wire.codec import Codec, padded
+from zcomm.wire.draw import Draw
+from zcomm.wire.hadamard import Hadamard
 from zcomm.wire.int_block import BITS, IntBlock
+from zcomm.wire.nvfp4 import NvFp4
+from zcomm.wire.registry import NAMES as CODEC_NAMES
 from zcomm.wire.registry import codec
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no g++ on PATH")
 NAMES = list(inputs.CLASSES)
-OUT = [codec(spec) for spec in ("int8", "int4", "int4:64", "int6:24", "int3:8192", "bf16", "fp16", "raw")]
 UNLIMITED = 2**31 - 1
 
 
 @pytest.fixture(scope="session")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cuda"))
+    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture
@@ -49,16 +67,16 @@ def test_cuda_gives_the_references_bytes(kind: Codec, engine: CudaEngine) -> Non
         for offset in (ALIGNED[rng.integers(len(ALIGNED))], MISALIGNED[rng.integers(len(MISALIGNED))]):
             cuda_checks.check_round_trip(engine, kind, str(rng.choice(NAMES)), n, rng, offset)
             names = ["normal", "wide exponents", str(rng.choice(NAMES))][: rng.integers(1, 4)]
-            for codec_out in (kind, OUT[rng.integers(len(OUT))]):
+            for codec_out in (kind, rng.choice(np.array(outs(kind), object))):
                 cuda_checks.check_sum(engine, kind, codec_out, names, n, rng, offset)
 
 
 @pytest.mark.parametrize("dtype", DType, ids=lambda dtype: dtype.spelling)
 def test_cuda_encodes_and_decodes_every_class_in_every_dtype(dtype: DType, engine: CudaEngine) -> None:
     rng = np.random.default_rng(dtype)
-    for kind in (codec("int8"), codec("int4"), codec("int3:64"), codec("fp16"), codec("bf16"), codec("raw")):
+    for kind in map(codec, SPECS):
         for name in NAMES:
-            x = inputs.elements(name, rng, 1101, dtype)
+            x = inputs.elements(name, rng, 1101 if kind.block == 1024 else 333, dtype)
             wire = inputs.encode(REFERENCE, kind, x, dtype)
             y = inputs.decode(REFERENCE, kind, wire, x.size, dtype)
 
@@ -67,13 +85,27 @@ def test_cuda_encodes_and_decodes_every_class_in_every_dtype(dtype: DType, engin
 
 
 def test_cuda_rounds_next_to_ties_like_the_reference(engine: CudaEngine) -> None:
-    cuda_checks.check_near_ties(engine, [IntBlock(bits, block) for bits in BITS for block in (8, 64, 128, 256)])
+    specs = (
+        "int8",
+        "int4",
+        "int3",
+        "int4:8",
+        "int6:16",
+        "int8:asym",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "mxfp8",
+        "mxfp4",
+        "nvfp4",
+    )
+    kinds = [IntBlock(bits, 40) for bits in BITS] + [codec(spec) for spec in specs]
+    cuda_checks.check_near_ties(engine, kinds)
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4", "int5:64"])
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec not in CARRIED])
 def test_cuda_decodes_any_bytes_like_the_reference(spec: str, engine: CudaEngine) -> None:
-    # Bytes that no encoder writes: codes of -2^(b-1), scales of every bit pattern.
-    kind, n = codec(spec), 1 << 15
+    # Bytes that no encoder writes: codes of -2^(b-1) or NaN, scales of every bit pattern.
+    kind, n = codec(spec), 1 << 13
     wire = np.random.default_rng(3).integers(0, 256, kind.nbytes(n), dtype=np.uint8).tobytes()
     for dtype in DType:
         assert inputs.decode(engine, kind, wire, n, dtype) == inputs.decode(REFERENCE, kind, wire, n, dtype), dtype
@@ -91,7 +123,8 @@ def test_cuda_converts_every_bit_pattern_of_16_bit_elements_like_the_reference(e
 @settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_cuda_and_reference_agree_on_anything(data: st.DataObject, library: Path) -> None:
-    kind, codec_out = data.draw(st.sampled_from(CODECS)), data.draw(st.sampled_from(OUT))
+    kind = data.draw(st.sampled_from(CODECS))
+    codec_out = data.draw(st.sampled_from(outs(kind)))
     n, k, offset = data.draw(st.integers(1, 700)), data.draw(st.integers(1, 5)), data.draw(st.integers(0, 31))
     schedule = Schedule(data.draw(st.integers(0, 2)), data.draw(st.integers(0, 99)), data.draw(st.integers(0, 255)))
     engine = CudaEngine(CpuLauncher(library, max_ctas=data.draw(st.integers(1, 3)), schedule=schedule))
@@ -108,14 +141,28 @@ def test_no_order_of_threads_changes_a_byte(max_ctas: int, schedule: Schedule, l
     cuda_checks.check_briefly(CudaEngine(CpuLauncher(library, max_ctas=max_ctas, schedule=schedule)))
 
 
-@pytest.mark.parametrize("spec", ["int8", "int4", "int3:40", "bf16", "raw"])
+PIECED = [
+    "int8",
+    "int4",
+    "int5:40",
+    "bf16",
+    "raw",
+    "int8:stochastic",
+    "int4:shift",
+    "mxfp4",
+    "nvfp4",
+    "hadamard:int4:8",
+]
+
+
+@pytest.mark.parametrize("spec", PIECED)
 @pytest.mark.parametrize("offset", [0, 4])
 def test_pieces_are_encoded_where_they_lie_and_decoded_where_they_belong(
     spec: str, offset: int, engine: CudaEngine
 ) -> None:
     rng = np.random.default_rng(4)
     for dtype in DType:
-        cuda_checks.check_pieces(engine, codec(spec), [512, 1, 256, 128, 77, 2048], dtype, rng, offset)
+        cuda_checks.check_pieces(engine, codec(spec), [512, 1, 256, 128, 77, 1024], dtype, rng, offset)
         cuda_checks.check_pieces(engine, codec(spec), rng.integers(1, 50, 70).tolist(), dtype, rng, offset)
 
 
@@ -155,21 +202,46 @@ def test_no_elements_launch_nothing(library: Path) -> None:
 def test_every_kernel_was_compared(library: Path) -> None:
     launcher = CpuLauncher(library)
     engine, rng = CudaEngine(launcher), np.random.default_rng(6)
-    kinds = [codec(spec) for spec in (*cuda_checks.CARRIED, "int8", "int4", "int5:40")]
-    for kind in kinds:
+    for kind in cuda_on_cpu.CODECS:
+        n = 2 * max(kind.block, 32) + 45 if kind.block < 512 else kind.block + 45
         for dtype in DType:
-            x = inputs.elements("normal", rng, 600, dtype)
+            x = inputs.elements("normal", rng, n, dtype)
             wire = inputs.encode(REFERENCE, kind, x, dtype)
             for offset in (0, 2):
-                assert inputs.encode(engine, kind, x, dtype, offset) == wire
-                expected = inputs.decode(REFERENCE, kind, wire, 600, dtype)
-                assert inputs.decode(engine, kind, wire, 600, dtype, offset) == expected
-                total = cuda_checks.summed(engine, kind, [wire] * 2, 600, NO_FINISH, dtype, offset)
-                assert total == inputs.reduce(REFERENCE, kind, [wire] * 2, 600, NO_FINISH, dtype)
-        for codec_out in kinds:
-            cuda_checks.check_sum(engine, kind, codec_out, ("normal", "ties"), 600, rng, 0)
+                assert inputs.encode(engine, kind, x, dtype, offset) == wire, (str(kind), dtype, offset)
+                expected = inputs.decode(REFERENCE, kind, wire, n, dtype)
+                assert inputs.decode(engine, kind, wire, n, dtype, offset) == expected, (str(kind), dtype, offset)
+        for codec_out in outs(kind):
+            cuda_checks.check_sum(engine, kind, codec_out, ("normal", "ties"), n, rng, 0)
 
-    assert set(launcher.launched) == set(KERNELS) - set(OFFSETS)
+    assert set(launcher.launched) == set(cuda_on_cpu.KERNELS)
+
+
+@pytest.mark.parametrize("first", [0, 1, 7, 8, 252, 2**32 - 3, 2**63 + 5, 2**64 - 1])
+@pytest.mark.parametrize("spec", ["int8:stochastic", "int7:64:stochastic", "int5:64:shift", "hadamard:int4:stochastic"])
+def test_chance_follows_seed_call_and_the_elements_place(spec: str, first: int, engine: CudaEngine) -> None:
+    kind, dtypes = codec(spec), (DType.FLOAT32, DType.BFLOAT16)
+    for dtype in dtypes:
+        x = inputs.elements("normal", np.random.default_rng(9), 555, dtype)
+        wires = set()
+        for draw in (Draw(1, 2, first), Draw(2**64 - 2, 2, first), Draw(1, 2**40, first)):
+            wires.add(inputs.encode(engine, kind, x, dtype, 0, draw))
+            assert inputs.encode(engine, kind, x, dtype, 0, draw) == inputs.encode(REFERENCE, kind, x, dtype, 0, draw)
+            sums = [inputs.encode(REFERENCE, kind, x, dtype)] * 2
+            again = inputs.reduce_encode(engine, kind, sums, x.size, Finish(divisor=2), kind, 0, draw)
+            assert again == inputs.reduce_encode(REFERENCE, kind, sums, x.size, Finish(divisor=2), kind, 0, draw)
+        assert len(wires) == 3
+
+
+@pytest.mark.parametrize("spec", ["int8:stochastic", "hadamard:int4:stochastic"])
+def test_without_random_bits_rounding_by_chance_is_refused(spec: str, library: Path) -> None:
+    launcher = CpuLauncher(library)
+
+    with pytest.raises(CodecError, match=f"{spec} rounds by random bits and got none"):
+        CudaEngine(launcher).encode(codec(spec), 0, 1, DType.FLOAT32, 0)
+    with pytest.raises(CodecError, match=r"from 0 to 2\^64 - 1, got Draw"):
+        CudaEngine(launcher).reduce_encode(codec("raw"), [0], 1, NO_FINISH, codec(spec), 0, Draw(-1, 0, 0))
+    assert launcher.launched == []
 
 
 # ---- counts that no test machine computes
@@ -179,29 +251,27 @@ COUNTS = [2**31 - 1, 2**31, 2**31 + 1, 2**32, 2**40, 2**40 + 9]
 
 
 @pytest.mark.parametrize("n", COUNTS)
-@pytest.mark.parametrize("spec", ["int8", "int4", "int3", "int7:8", "int2:65536"])
+@pytest.mark.parametrize("spec", ["int8", "int4", "int3", "int7:8", "int2:65536", "nvfp4", "hadamard:int4:96"])
 def test_kernels_find_the_parts_of_a_chunk_of_any_count(n: int, spec: str, library: Path) -> None:
-    kind = codec(spec)
-    assert isinstance(kind, IntBlock)
-    launcher, out = CpuLauncher(library), np.zeros(5, np.int64)
-    n_blocks = -(-n // kind.block)
-    structs = [
-        name for name in OFFSETS if name in ("offsets<IntBlock<0, 0>>", f"offsets<IntBlock<{kind.bits}, {kind.block}>>")
-    ]
-    for name in structs:
-        for b in (0, n_blocks - 1):
+    kind, layout = codec(spec), Layout.of(codec(spec), n)
+    launcher, out = CpuLauncher(library), np.zeros(7, np.int64)
+    struct = cuda_kernels._struct(kind)
+    for name in {f"offsets<{struct.general}>", f"offsets<{struct.fast}>"} & set(OFFSETS):
+        for b in (0, layout.n_blocks - 1):
             job = cuda._job((), out.ctypes.data, codec_in=kind)
             job.k, job.pieces[0] = b, cuda._Piece(n_elems=n)
             launcher.launch(name, 1, 1, np.frombuffer(bytes(job), cuda._JOB_DTYPE))
 
-            codes_offset = -(-2 * n_blocks // 16) * 16
-            present = min(kind.block, n - b * kind.block)
-            codes_at = codes_offset + b * kind.block * kind.bits // 8
-            assert out.tolist() == [n_blocks, 2 * b, codes_at, present, kind.nbytes(n)]
+            scale_at = layout.scales + layout.scale_nbytes * b
+            codes_at = layout.codes + b * layout.block * layout.bits // 8
+            present = min(layout.block, layout.n - b * layout.block)
+            unit = b * layout.block // layout.unit
+            expected = [layout.n_blocks, scale_at, codes_at, present, kind.nbytes(n), -(-layout.n // layout.unit)]
+            assert out.tolist() == [*expected, 4 * unit if layout.scales else 0], name
 
 
 @pytest.mark.parametrize("n", COUNTS)
-@pytest.mark.parametrize("spec", ["int8", "int4", "int8:8", "int4:65536", "bf16", "raw"])
+@pytest.mark.parametrize("spec", ["int8", "int4", "int8:8", "int4:65536", "bf16", "raw", "nvfp4", "hadamard:int4:8"])
 def test_launches_of_any_count_cover_every_block_within_the_grids_limits(n: int, spec: str) -> None:
     launched: list[tuple[int, cuda._Job]] = []
 
@@ -218,46 +288,70 @@ def test_launches_of_any_count_cover_every_block_within_the_grids_limits(n: int,
         launched.clear()
         CudaEngine(Recorder()).encode(codec(spec), address, n, DType.BFLOAT16, address)
 
-        block = getattr(codec(spec), "block", 8)
-        assert sum(job.n_tasks for _, job in launched) == -(-n // block)
+        unit = max(codec(spec).block, 8)
+        assert sum(job.n_tasks for _, job in launched) == -(-n // unit)
         for n_ctas, job in launched:
             assert 0 < n_ctas <= UNLIMITED
-            assert n_ctas == UNLIMITED or n_ctas * cuda.N_THREADS >= job.n_tasks * job.team
+            assert n_ctas == UNLIMITED or n_ctas * cuda_kernels.N_THREADS >= job.n_tasks * job.team
+            assert job.team in (1, 2, 4, 8, 16, 32, 256)
+            assert job.team % job.block_team == 0
 
 
 @pytest.mark.parametrize("n", [2**31 + 131, 2**32 + 256 * 8 + 3, 2**40 + 77])
-@pytest.mark.parametrize("spec", ["int8", "int4", "int3", "bf16", "raw"])
+@pytest.mark.parametrize(
+    "spec", ["int8", "int4", "int3", "bf16", "raw", "int8:stochastic", "fp8_e4m3", "mxfp4", "nvfp4", "hadamard:int4"]
+)
 def test_the_last_elements_of_a_giant_chunk_are_computed_right(n: int, spec: str, library: Path) -> None:
-    # Only the last CTAs of each launch run: they have the last whole block and the partial one.
+    # Only the last CTAs of each launch run: they have the last whole unit and the partial one.
     kind, dtype = codec(spec), DType.FLOAT16
     launcher = CpuLauncher(library, max_ctas=UNLIMITED, schedule=Schedule(n_last_ctas=2))
     n_last = max(kind.block, 8) + n % max(kind.block, 8)
     last = inputs.elements("normal", np.random.default_rng(7), n_last, dtype)
-    small = np.frombuffer(inputs.encode(REFERENCE, kind, last, dtype), np.uint8)
+    draw = Draw(1, 2, 0)
+    small = inputs.encode(REFERENCE, kind, last, dtype, 0, draw._replace(first=n - n_last))
     try:
         source, wire, target = Sparse(2 * n), Sparse(kind.nbytes(n)), Sparse(2 * n)
     except OSError as error:
         pytest.skip(f"this machine has not as many addresses: {error}")
     source.bytes[-2 * n_last :] = last.view(np.uint8)
 
-    CudaEngine(launcher).encode(kind, source.address, n, dtype, wire.address)
+    CudaEngine(launcher).encode(kind, source.address, n, dtype, wire.address, draw)
     CudaEngine(launcher).reduce(kind, [wire.address] * 2, n, Finish(divisor=2), target.address, dtype)
 
-    codes = codes_of(kind, n)
-    assert wire.bytes[codes][-codes_nbytes(kind, n_last) :].tobytes() == small[codes_of(kind, n_last)].tobytes()
-    decoded = inputs.decode(REFERENCE, kind, small.tobytes(), n_last, dtype)
+    whole, part = Layout.of(kind, n), Layout.of(kind, n_last)
+    codes_nbytes = part.end - part.codes
+    assert wire.bytes[whole.end - codes_nbytes : whole.end].tobytes() == small[part.codes : part.end]
+    decoded = inputs.decode(REFERENCE, kind, small, n_last, dtype)
     assert inputs.without_payloads(target.bytes[-2 * n_last :].tobytes(), dtype) == decoded
 
 
-def codes_nbytes(kind: Codec, n: int) -> int:
-    """Bytes of the codes of the first n elements, by docs/wire-format.md."""
-    return -(-n // 8) * kind.bits if isinstance(kind, IntBlock) else n * kind.dtype.itemsize  # type: ignore[attr-defined]
+class Layout(NamedTuple):
+    """Where the parts of a chunk are, by docs/wire-format.md."""
 
+    n: int  # elements that have codes
+    n_blocks: int
+    block: int
+    unit: int
+    bits: int
+    scale_nbytes: int
+    scales: int  # where they begin
+    codes: int
+    end: int  # of the codes
 
-def codes_of(kind: Codec, n: int) -> slice:
-    """Where the codes of a chunk are, by docs/wire-format.md."""
-    start = -(-2 * -(-n // kind.block) // 16) * 16 if isinstance(kind, IntBlock) else 0
-    return slice(start, start + codes_nbytes(kind, n))
+    @classmethod
+    def of(cls, kind: Codec, n: int) -> Layout:
+        if isinstance(kind, Hadamard):
+            return cls.of(kind.inner, -(-n // 32) * 32)
+        if kind.dtype is not None:
+            return cls(n, 0, 8, 8, 8 * kind.dtype.itemsize, 0, 0, 0, n * kind.dtype.itemsize)
+        if isinstance(kind, NvFp4):
+            scales, block, bits, scale_nbytes = padded(4 * -(-n // 1024)), 16, 4, 1
+        else:
+            assert isinstance(kind, BlockQuantizer)
+            scales, block, bits, scale_nbytes = 0, kind.block, kind.bits, kind.scale_nbytes
+        n_blocks = -(-n // block)
+        codes = scales + padded(scale_nbytes * n_blocks)
+        return cls(n, n_blocks, block, kind.block, bits, scale_nbytes, scales, codes, codes + -(-n // 8) * bits)
 
 
 # ---- faults
@@ -268,7 +362,7 @@ def test_no_byte_outside_the_buffers_is_touched(tmp_path: Path) -> None:
     sanitizer = subprocess.run([str(COMPILER), "-print-file-name=libasan.so"], capture_output=True, text=True)
     if not os.path.isabs(sanitizer.stdout.strip()):
         pytest.skip("the compiler has no sanitizer libraries")
-    library = build(tmp_path, flags=SANITIZERS)
+    library = cuda_on_cpu.build(tmp_path, cuda_checks.BRIEF_KERNELS, SANITIZERS)
     environment = os.environ | {
         "LD_PRELOAD": sanitizer.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
@@ -292,12 +386,19 @@ def test_cuda_refuses_a_codec_it_does_not_know(engine: CudaEngine) -> None:
             return "other"
 
     assert not engine.supports(Other())  # type: ignore[arg-type]
-    assert engine.supports(codec("int8"))
     with pytest.raises(EngineError, match="the cuda engine cannot compute codec other"):
         engine.encode(Other(), 0, 1, DType.FLOAT32, 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_cuda_computes_every_codec_there_is(name: str, engine: CudaEngine) -> None:
+    kind = codec(name)
+
+    assert engine.supports(kind)
+    assert kind.block == 1 or engine.supports(codec(f"hadamard:{name}"))
 
 
 def test_a_job_is_small_enough_for_a_kernels_arguments() -> None:
     assert ctypes.sizeof(cuda._Job) <= 4096  # what every driver takes by value
     assert cuda.INLINE_SOURCES == 128
-    assert BLOCKS[-1] >= cuda.WIDE_BLOCK  # a whole CTA shares a block somewhere above
+    assert BLOCKS[-1] >= cuda_kernels.WIDE_BLOCK  # a whole CTA shares a block somewhere above

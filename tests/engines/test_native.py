@@ -30,16 +30,26 @@ if native.why_missing():
 
 REFERENCE = ReferenceEngine()
 BUILDS = [NativeEngine(build) for build in native.builds()]
-CARRIED = ("raw", "raw:bfloat16", "raw:float16", "raw:float64", "bf16", "fp16")
-BLOCKS = (8, 24, 64, 128, 192, 256, 1032, 8192)
-CODECS = [codec(spec) for spec in CARRIED] + [IntBlock(bits, block) for bits in BITS for block in BLOCKS]
-CODECS += [IntBlock(bits, block, "stochastic") for bits in (2, 4, 5, 8) for block in (8, 64, 128, 256, 8192)]
-CODECS += [
-    codec(f"hadamard:{spec}")
-    for spec in ("int4", "int8", "int4:8", "int6:192", "int8:stochastic", "int5:8192", "int4:64:stochastic")
+# Blocks beside those of tests/engines/test_every_codec.py, for every class of inputs.
+SPECS = [
+    "raw",
+    "raw:bfloat16",
+    "raw:float16",
+    "raw:float64",
+    "bf16",
+    "fp16",
+    "fp8_e4m3",
+    "fp8_e5m2:24",
+    "fp8_e4m3:8192",
 ]
-CODECS += [codec(spec) for spec in ("fp8_e4m3", "fp8_e5m2", "fp8_e4m3:24", "fp8_e5m2:8192", "mxfp8", "mxfp4", "nvfp4")]
-CODECS += [codec(f"hadamard:{spec}") for spec in ("fp8_e4m3", "fp8_e5m2:8", "mxfp4", "nvfp4")]
+SPECS += ["mxfp8", "mxfp4", "nvfp4", "fp8_e4m3:stochastic", "mxfp8:stochastic", "mxfp4:stochastic", "nvfp4:stochastic"]
+SPECS += [f"int{bits}:{block}" for bits in BITS for block in (24, 128, 256, 1032)]
+SPECS += [f"int{bits}:{block}:stochastic" for bits in (2, 4, 5, 8) for block in (64, 192, 256, 1032)]
+SPECS += [f"int{bits}:{block}:{word}" for bits in (2, 4, 5, 8) for block in (24, 1032) for word in ("shift", "asym")]
+SPECS += ["int8:asym:stochastic", "int4:192:asym:stochastic"]
+ROTATED = ("int4", "int8", "int6:192", "int8:stochastic", "int5:8192", "int4:64:stochastic", "int4:shift", "int8:asym")
+ROTATED += ("fp8_e4m3", "fp8_e5m2:8", "mxfp4", "nvfp4", "nvfp4:stochastic")
+CODECS = [codec(spec) for spec in (*SPECS, *(f"hadamard:{spec}" for spec in ROTATED))]
 OUT = [
     codec(spec)
     for spec in (
@@ -59,6 +69,9 @@ OUT = [
         "nvfp4",
         "hadamard:nvfp4",
         "hadamard:int8:stochastic",
+        "int8:shift",
+        "int4:asym:stochastic",
+        "mxfp8:stochastic",
     )
 ]
 FINISHES = [NO_FINISH, Finish(factor=0.3), Finish(divisor=7), Finish(factor=-1e-3, divisor=3)]
