@@ -8,6 +8,8 @@ import threading
 import numpy as np
 import oracle
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from placements import PLACEMENTS, TWO_HOPS, run
 
 import zcomm
@@ -126,6 +128,35 @@ def test_asynchronous_calls_keep_their_order_with_other_collectives():
         for counts, out in zip(tables, outs, strict=True):
             assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("raw")).tobytes()
         assert all((total == 15).all() for total in sums)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_placement_any_counts_any_chunks(data):
+    node_of_rank = tuple(data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=7), label="node of rank"))
+    size = len(node_of_rank)
+    parts = st.one_of(st.integers(0, 3), st.sampled_from([255, 256, 257, 600, 3001, 20_000]))
+    rows = st.lists(st.lists(parts, min_size=size, max_size=size), min_size=size, max_size=size)
+    counts = np.array(data.draw(rows, label="counts"))
+    outer, inner = (
+        data.draw(st.sampled_from(["raw", "int8", "int3:64", "bf16"]), label=at) for at in ("outer", "inner")
+    )
+    chunk_elems = data.draw(st.sampled_from([1, 3000, 1 << 20]), label="chunk_elems")
+    topology = Topology(node_of_rank=node_of_rank)
+
+    def program(comm):
+        return send_all(comm, counts)[0]
+
+    results = run((topology, True), program, codec=outer, intra_codec=inner, chunk_elems=chunk_elems)
+
+    node = topology.node_of_rank
+    for rank, out in enumerate(results):
+
+        def codec_from(peer, rank=rank):
+            inside = topology.has_two_levels and node[peer] == node[rank]
+            return zcomm.codec(inner if inside else outer)
+
+        assert out.tobytes() == expected(counts, rank, codec_from).tobytes()
 
 
 def messages(topology: Topology, two_hops: bool, counts: np.ndarray, **settings):
