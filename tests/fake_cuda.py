@@ -265,19 +265,24 @@ class FakeArray:
         return self._like(self._view.reshape(*shape))
 
     def __getitem__(self, place: Any) -> FakeArray:
+        if isinstance(place, int):  # numpy would copy the element at once
+            return self._like(self._view[place : place + 1].reshape(self.shape[1:]))
         return self._like(self._view[place])
 
     def __setitem__(self, place: Any, value: Any) -> None:
         target = self._view[place]
         source = value._view if isinstance(value, FakeArray) else np.array(value)
 
-        def work(held: Any = (self, value)) -> None:
+        def work() -> None:  # holds the memory, but not as an owner: who lets go of it too early is caught
             target[...] = source
 
         self._queue(work)
 
     def fill(self, value: float) -> None:
         self[...] = value
+
+    def __float__(self) -> float:
+        return float(self.get())
 
     def copy(self, order: str = "C") -> FakeArray:
         return self.astype(self.dtype)
@@ -340,6 +345,9 @@ class FakeDevice:
     def __exit__(self, *_: object) -> None:
         self._machine.here.device = self._stack().pop()
 
+    def use(self) -> None:
+        self._machine.here.device = self.id
+
     def _stack(self) -> list[int]:
         if not hasattr(self._machine.here, "devices"):
             self._machine.here.devices = []
@@ -375,6 +383,7 @@ class FakeCuda:
     def __init__(self, seed: int = 0, n_devices: int = 8) -> None:
         self.machine = machine = Machine(seed)
         self.events: dict[int, Record] = {}
+        self.cliques: dict[tuple[int, ...], Clique] = {}
 
         class NcclError(RuntimeError):
             def __init__(self, status: int) -> None:
@@ -386,7 +395,9 @@ class FakeCuda:
 
         self.module = cupy = types.ModuleType("cupy")
         cupy.empty = lambda shape, dtype=np.float32: empty(machine, shape, dtype)
+        cupy.full = lambda shape, value, dtype: self.asarray(np.full(shape, value, dtype))
         cupy.asarray = self.asarray
+        cupy.float32 = np.float32
         cupy.asnumpy = lambda array: array.get()
         cupy.cuda = types.SimpleNamespace(
             Device=lambda index: FakeDevice(machine, index),
@@ -408,7 +419,12 @@ class FakeCuda:
                 CUDARuntimeError=CUDARuntimeError,
             ),
             nccl=types.SimpleNamespace(
-                NCCL_UINT8=1, NcclError=NcclError, groupStart=self._group_start, groupEnd=self._group_end
+                NCCL_UINT8=1,
+                NcclError=NcclError,
+                groupStart=self._group_start,
+                groupEnd=self._group_end,
+                get_unique_id=lambda: (machine.handle(),),
+                NcclCommunicator=lambda size, unique_id, rank: FakeComm(machine, self._clique(size, unique_id), rank),
             ),
         )
 
@@ -455,6 +471,10 @@ class FakeCuda:
         del sys.modules["cupy"]
         if self._before is not None:
             sys.modules["cupy"] = self._before
+
+    def _clique(self, size: int, unique_id: tuple[int, ...]) -> Clique:
+        with self.machine.changed:
+            return self.cliques.setdefault(unique_id, Clique(size))
 
     def _event(self, disable_timing: bool = False) -> Any:
         return types.SimpleNamespace(ptr=self.machine.handle())

@@ -5,6 +5,7 @@ Python fences of one page run in order and share their names. A comment before a
     <!-- runs: alone -->    in this process
     <!-- runs: 2x2 -->      on 2 nodes x 2 ranks, under zcomm cluster
     <!-- runs: mpi -->      on 2 nodes x 2 ranks, under zcomm cluster --mpi
+    <!-- runs: gpus -->     where there are GPUs; tests/transports/test_nccl_page.py
 
 A fence without one is a fragment: it must parse, and its imports must work.
 """
@@ -117,7 +118,7 @@ def test_links_resolve(page):
 
 
 def test_markers_of_fences_are_known():
-    assert {fence.runs for fence in all_fences()} <= {"alone", "2x2", "mpi", ""}
+    assert {fence.runs for fence in all_fences()} <= {"alone", "2x2", "mpi", "gpus", ""}
 
 
 def test_fragments_parse_and_import_what_exists():

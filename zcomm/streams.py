@@ -78,7 +78,7 @@ def copy_on_device(
 class Mark:
     """What a stream had queued at one moment."""
 
-    __slots__ = ("_event", "_runtime")
+    __slots__ = ("_device", "_event", "_runtime")
 
     def __init__(
         self,
@@ -87,6 +87,7 @@ class Mark:
     ) -> None:
         module = cupy()
         self._runtime = module.cuda.runtime
+        self._device = device
         with module.cuda.Device(device):
             self._event = module.cuda.Event(disable_timing=True)
             self._runtime.eventRecord(self._event.ptr, stream)
@@ -96,7 +97,8 @@ class Mark:
         stream: int,  # address
     ) -> None:
         """Let everything queued on stream from now on wait for this."""
-        self._runtime.streamWaitEvent(stream, self._event.ptr)
+        with cupy().cuda.Device(self._device):  # whose default stream has address 0
+            self._runtime.streamWaitEvent(stream, self._event.ptr)
 
     def passed(self) -> bool:
         """Whether the GPU has done it all. Raises EngineError if something that was queued failed."""
@@ -154,8 +156,7 @@ class Lane:
     ) -> None:
         module = cupy()
         self.device = index_of(device)
-        self._cupy_device = module.cuda.Device(self.device)
-        with self._cupy_device:
+        with module.cuda.Device(self.device):
             self.stream = module.cuda.Stream(non_blocking=True)
         self._held: deque[tuple[Mark, Any]] = deque()  # arrays in use, until the GPU is done
         self._lock = threading.Lock()
@@ -173,7 +174,7 @@ class Lane:
         """Inside, this thread's current stream is the lane, for cupy and, where it has used CUDA, for torch."""
         torch = sys.modules.get("torch")
         with ExitStack() as stack:
-            stack.enter_context(self._cupy_device)
+            stack.enter_context(cupy().cuda.Device(self.device))
             stack.enter_context(self.stream)
             if torch is not None and torch.cuda.is_initialized():
                 stack.enter_context(torch.cuda.stream(self._of_torch(torch)))

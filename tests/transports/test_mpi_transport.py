@@ -63,6 +63,35 @@ def test_mpi_with_gpu_memory(mpi_world, check, size, gpu_aware):
     mpi_world.run(over_gpu_memory, check, size, gpu_aware)
 
 
+def into_memory_in_use() -> None:
+    from mpi4py import MPI
+
+    from zcomm.transports.mpi_device import MpiDeviceTransport
+
+    world = MPI.COMM_WORLD
+    with FakeCuda(seed=world.rank) as cuda, cuda.module.cuda.Stream():
+        transport = MpiDeviceTransport(world, "cuda:0", gpu_aware=True)
+        memory, kept = transport.empty(100), cuda.module.empty(100, np.uint8)
+        transport.write(memory, bytes([transport.rank] * 100))
+        if transport.rank:
+            exchange = transport.open([Parcel(0, memory)] if transport.rank == 1 else [], [], 5, 20.0)
+            exchange.start()
+        world.Barrier()
+        if transport.rank == 0:  # the message is there already; the GPU has yet to copy what was there before
+            kept[...] = memory
+            exchange = transport.open([], [Parcel(1, memory)], 5, 20.0)
+            exchange.start()
+            exchange.wait()
+            assert kept.get().tolist() == [0] * 100
+            assert memory.get().tolist() == [1] * 100
+        exchange.close()
+        transport.close()
+
+
+def test_mpi_writes_to_no_memory_that_the_gpu_still_reads(mpi_world):
+    mpi_world.run(into_memory_in_use)
+
+
 def without_a_gpu() -> None:
     from mpi4py import MPI
 

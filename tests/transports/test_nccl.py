@@ -160,6 +160,21 @@ def test_the_host_waits_for_cards_only(cuda, monkeypatch):
         assert waits == [1, 2, 2, 2, 2, 2]  # at the making, and before the first call of its kind
 
 
+@seeds(3)
+def test_the_default_stream_of_another_device_than_the_current_one(cuda):
+    def program(nccl):
+        with Communicator(nccl, "raw") as comm:
+            x = cuda.asarray(np.full(3001, comm.rank + 1, np.float32))
+            with cuda.module.cuda.Device(7):  # the program's own affair
+                comm.all_reduce(x)
+                work = comm.all_reduce(x, async_op=True)
+                work.wait()
+            return x.get()
+
+    for x in cuda.run(2, program):
+        assert (x == 6).all()
+
+
 def test_ranks_that_call_differently_are_told_and_may_go_on(cuda):
     def program(nccl):
         with Communicator(nccl) as comm:
