@@ -13,12 +13,14 @@ template <class E, int BLOCK_>  // 8, or 0 for any address and the elements that
 struct Carried {
   typedef E Element;
   typedef typename E::Sum Sum;
-  static constexpr bool HAS_BLOCKS = false;
-  static constexpr int BLOCK = BLOCK_, SEGMENTS = 1, COLUMNS = 8, SCALE_NBYTES = 0;
+  static constexpr bool HAS_BLOCKS = false, ROTATED = false;
+  static constexpr int BLOCK = BLOCK_, UNIT = BLOCK_, SEGMENTS = 1, COLUMNS = 8;
+  static constexpr int SCALE_NBYTES = 0, UNIT_SCALE_NBYTES = 0;
 
   ZC_DEVICE explicit Carried(const zc_settings &) {}
   ZC_DEVICE zc_i32 bits() const { return 8 * E::NBYTES; }
   ZC_DEVICE zc_i32 block() const { return 8; }
+  ZC_DEVICE zc_i32 unit() const { return 8; }
 };
 
 #endif

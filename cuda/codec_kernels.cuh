@@ -1,257 +1,219 @@
-// The loops of every codec, written once: encode a block, sum a block. What differs between codecs is a struct:
+// The loops of every codec, written once: encode a unit, sum a unit. What differs between codecs is a struct:
 //
-//   BLOCK         elements that share a scale; 0: known at run time. block() says it always
-//   Sum           what sums of decoded elements run in
-//   SEGMENTS      how planes cut a block (planes.cuh): zc_segments(bits), 8 where bits are known at run time
-//   COLUMNS       columns a thread takes at a time, 0: as many elements as 16 bytes hold
-//   HAS_BLOCKS    codes with scales, as follows; otherwise the chunk is elements of type Element
-//   ScaleBits     a block's scale as it is stored; SCALE_NBYTES of them come before all codes
-//   bits()        of a code
-//   Scale scale(amax), ScaleBits stored(Scale), u32 code(x, Scale, element), float value(code, ScaleBits): the rules
+//   Sum            what sums of decoded elements run in
+//   HAS_BLOCKS     codes with scales, as follows; otherwise the chunk is elements of type Element
+//   BLOCK          elements that share a scale; 0: known at run time. block() says it always
+//   UNIT           elements of a task: BLOCK, or as many as share anything else. unit() says it always
+//   SEGMENTS       how planes cut a block (planes.cuh): zc_segments(bits), 8 where BLOCK is 0
+//   COLUMNS        columns a thread takes at a time, 0: as many elements as 16 bytes hold
+//   BY_CHANCE      whether code() looks at random bits; BY_SHIFT: whether scale() does, at the block's first element's
+//   ROTATED        whether elements are rotated before they get codes (hadamard_codec.cuh)
+//   bits()         of a code
+//   Seen           what a block's scale depends on, told element by element: numbers, of which the largest counts
+//   Scale scale(Seen, chance)             of a block: a record with `inv`, 0 if every code is 0
+//   ScaleBits stored(Scale)               as it travels, in SCALE_NBYTES
+//   u32 code(x, Scale, chance)            of an element
+//   Shared shared(ScaleBits), float value(code, Shared)  what decoding needs of a block, and an element with it
+//   u32 unit_scale(amax)                  where units have a scale, UNIT_SCALE_NBYTES: sets it. shared() is told it
 //
-//   block of r elements:  element s * r/S + t is segment s, column t
-//   thread `rank` of a team of `size`:  columns [rank C, rank C + C), [(rank + size) C, ...), ... of every segment
-//
-// A team of 1, 2, 4 ... 32 threads, or a whole CTA, shares a block: a thread has whole columns, so packing needs no
-// exchange; only the largest magnitude does. Element counts and offsets are 64-bit throughout.
-//
-// Where BLOCK is a constant, a kernel takes whole blocks of memory at multiples of 16 bytes only, moves vectors and
-// keeps elements in registers between the two passes of encoding. The instance with BLOCK = 0 takes any block at any
-// address, element by element, and reads, or sums, twice. The host gives each its blocks: a partial last block is a
+// Where BLOCK is a constant, a kernel takes whole units of memory at multiples of 16 bytes only, moves vectors and
+// keeps elements in registers between the two passes of encoding. The instance with BLOCK = 0 takes any unit at any
+// address, element by element, and reads, or sums, twice. The host gives each its units: a partial last unit is a
 // launch of its own, so that the code for it costs the fast kernel no registers.
 #ifndef ZCOMM_CODEC_KERNELS_CUH
 #define ZCOMM_CODEC_KERNELS_CUH
 
-#include "job.cuh"
-#include "planes.cuh"
+#include "chance.cuh"
+#include "sources.cuh"
 
-// Where a chunk of n elements keeps a block's scale and codes.
-template <class Codec>
-struct Chunk {
-  Codec codec;
-  zc_i64 n, codes_offset;
-
-  ZC_DEVICE Chunk(const Codec &codec, zc_i64 n) : codec(codec), n(n), codes_offset(zc_padded(scale_at(n_blocks()))) {}
-  ZC_DEVICE zc_i64 n_blocks() const { return (n + codec.block() - 1) / codec.block(); }
-  ZC_DEVICE zc_i64 start(zc_i64 b) const { return b * codec.block(); }  // first element of block b
-  ZC_DEVICE zc_i64 present(zc_i64 b) const { return n - start(b) < codec.block() ? n - start(b) : codec.block(); }
-  ZC_DEVICE zc_i64 stored(zc_i64 b) const { return (present(b) + 7) / 8 * 8; }  // elements, with those it lacks
-  ZC_DEVICE zc_i64 scale_at(zc_i64 b) const { return b * Codec::SCALE_NBYTES; }
-  ZC_DEVICE zc_i64 codes_at(zc_i64 b) const { return codes_offset + start(b) / 8 * codec.bits(); }
-  ZC_DEVICE zc_i64 codes_end() const { return codes_offset + (n + 7) / 8 * codec.bits(); }
-  ZC_DEVICE zc_i64 nbytes() const { return codes_offset + zc_padded(codes_end() - codes_offset); }
-};
-
-// The threads that share a task.
-struct Team {
-  zc_u32 rank, size;
-
-  // The largest value of the team, on each of its threads.
-  ZC_DEVICE zc_u32 max(zc_u32 value) const {
-    const zc_u32 lane = threadIdx.x % 32, width = size < 32 ? size : 32;
-    const zc_u32 mask = width == 32 ? 0xffffffffu : ((1u << width) - 1) << (lane / width * width);
-    for (zc_u32 distance = width / 2; distance > 0; distance /= 2) {
-      const zc_u32 other = __shfl_xor_sync(mask, value, distance);
-      value = other > value ? other : value;
-    }
-    if (size > 32) {
-      __shared__ zc_u32 of_warp[ZC_THREADS / 32];
-      if (lane == 0) of_warp[threadIdx.x / 32] = value;
-      __syncthreads();
-      for (int warp = 0; warp < ZC_THREADS / 32; ++warp) value = of_warp[warp] > value ? of_warp[warp] : value;
-      __syncthreads();
-    }
-    return value;
-  }
-};
-
-// How a team shares a block of Codec, where VECTOR elements make a good load or store.
-template <class Codec, int VECTOR>
-struct Tiling {
-  static constexpr bool FIXED = Codec::BLOCK != 0;
-  static constexpr int C = !FIXED ? 1 : Codec::COLUMNS ? Codec::COLUMNS : VECTOR;
-  static constexpr int S = Codec::SEGMENTS;
-  static constexpr int TILES = Codec::BLOCK / (S * C);         // of a block; 0 if known at run time
-  static constexpr int TEAM = TILES < 32 ? TILES : 32;         // 0: the job says it
-  static constexpr int ROUNDS = FIXED ? TILES / TEAM : 1;      // tiles of a thread
-};
-
-// One thread's part of a block: C columns, from `column` on, of each segment.
-struct Tile {
-  zc_i64 block, first, column, stride;  // first: of the chunk's elements; the others are first + s * stride + c
-};
-
-// Calls f(tile, round) for each of a thread's tiles of a block.
-template <class T, class Codec, class F>
-ZC_DEVICE void each_tile(const Chunk<Codec> &chunk, zc_i64 b, const Team &team, F f) {
-  if constexpr (T::FIXED) {
-#pragma unroll
-    for (int round = 0; round < T::ROUNDS; ++round) {
-      const zc_i64 column = (zc_i64)(team.rank + round * team.size) * T::C;
-      f(Tile{b, chunk.start(b) + column, column, Codec::BLOCK / T::S}, round);
-    }
-  } else {
-    const zc_i64 stride = chunk.stored(b) / T::S;
-    for (zc_i64 column = team.rank; column < stride; column += team.size)
-      f(Tile{b, chunk.start(b) + column, column, stride}, 0);
-  }
-}
-
-// ---- what is read: each source gives a tile's elements
-
-// Elements in the caller's array.
-template <class E>
-struct Elements {
-  typedef float Sum;
-  static constexpr int VECTOR = E::VECTOR;
-  const zc_u8 *at;
-  zc_i64 n;
-
-  ZC_DEVICE Elements(const zc_job &job, const zc_piece &piece, zc_i32)
-      : at(job.sources[0] + piece.source), n(piece.n_elems) {}
-
-  template <int S, int C>
-  ZC_DEVICE void tile(const Tile &tile, float *x) const {
-#pragma unroll
-    for (int s = 0; s < S; ++s) {
-      typename E::Sum wide[C];
-      load_elements<E, C>(at, tile.first + s * tile.stride, n, wide);
-#pragma unroll
-      for (int c = 0; c < C; ++c) x[s * C + c] = (float)wide[c];
-    }
-  }
-};
-
-// Element e of a chunk, wherever its block is; 0 behind the end.
-template <class Codec>
-ZC_RARE typename Codec::Sum element_at(const Chunk<Codec> &chunk, const zc_u8 *wire, zc_i64 e) {
-  if (e >= chunk.n) return 0;
-  const zc_i64 b = e / chunk.codec.block(), p = e - chunk.start(b);
-  const zc_u32 code = code_in_planes(wire + chunk.codes_at(b), chunk.codec.bits(), p, chunk.stored(b));
-  return chunk.codec.value(code, load_bits<typename Codec::ScaleBits>(wire + chunk.scale_at(b)));
-}
-
-// Elements of one chunk. `planar`: the tile is one of the chunk's own blocks.
+// Codes of a tile's elements into their planes: 0 for those that the block lacks.
 template <int S, int C, class Codec>
-ZC_DEVICE void load_tile(const Chunk<Codec> &chunk, const zc_u8 *wire, const Tile &tile, bool planar,
-                         typename Codec::Sum *x) {
-  const Codec &codec = chunk.codec;
-  if constexpr (!Codec::HAS_BLOCKS) {
+ZC_DEVICE void store_codes(const Chunk<Codec> &chunk, const Codec &codec, const Tile &tile, const float *x,
+                           const typename Codec::Scale &scale, const Chance &chance, zc_u8 *wire) {
+  zc_u32 codes[S * C];
 #pragma unroll
-    for (int s = 0; s < S; ++s)
-      load_elements<typename Codec::Element, C>(wire, tile.first + s * tile.stride, chunk.n, x + s * C);
-  } else if (C > 1 || planar) {
-    zc_u32 codes[S * C];
-    load_planes<S, C>(wire + chunk.codes_at(tile.block), codec.bits(), tile.column, tile.stride, codes);
-    const zc_u8 *at = wire + chunk.scale_at(tile.block);
-    const typename Codec::ScaleBits scale = load_bits<typename Codec::ScaleBits, (C > 1)>(at);
+  for (int s = 0; s < S; ++s) {
+    const zc_i64 e = tile.first + s * tile.stride;
+    zc_u32 drawn[C] = {};
+    if constexpr (Codec::BY_CHANCE) chance.half_words<C>(e, drawn);
 #pragma unroll
-    for (int i = 0; i < S * C; ++i) x[i] = codec.value(codes[i], scale);
-  } else {
-#pragma unroll
-    for (int i = 0; i < S * C; ++i) x[i] = element_at(chunk, wire, tile.first + i / C * tile.stride + i % C);
+    for (int c = 0; c < C; ++c)
+      codes[s * C + c] = scale.inv == 0.0f || (C == 1 && e >= chunk.n) ? 0 : codec.code(x[s * C + c], scale, drawn[c]);
   }
+  store_planes<S, C>(wire + chunk.codes_at(tile.block), codec.bits(), tile.column, tile.stride, codes);
 }
 
-// The finished sum of the job's k chunks, added in their order.
 template <class Codec>
-struct SumOf {
-  typedef typename Codec::Sum Sum;
-  static constexpr int VECTOR = 8;
-  const zc_job &job;
-  zc_i64 offset;
-  Chunk<Codec> chunk;
-  bool planar;
+ZC_DEVICE typename Codec::Scale scale_of(const Chunk<Codec> &chunk, const Codec &codec, zc_i64 b,
+                                         const typename Codec::Seen &seen, const Chance &chance) {
+  zc_u32 drawn = 0;
+  if constexpr (Codec::BY_SHIFT) chance.half_words<1>(chunk.start(b), &drawn);
+  return codec.scale(seen, drawn);
+}
 
-  ZC_DEVICE SumOf(const zc_job &job, const zc_piece &piece, zc_i32 block)
-      : job(job), offset(piece.source), chunk(Codec(job.codec_in), piece.n_elems),
-        planar(chunk.codec.block() == block) {}
+// ---- whole units of memory at multiples of 16 bytes
 
-  ZC_DEVICE const zc_u8 *wire(zc_i64 w) const {
-    return (job.k <= ZC_SOURCES ? job.sources[w] : job.more_sources[w]) + offset;
-  }
-
-  template <int S, int C>
-  ZC_DEVICE void tile(const Tile &tile, Sum *x) const {
-    constexpr int AT_ONCE = C == 1 ? 1 : Codec::HAS_BLOCKS && S * C <= 8 ? 4 : 2;  // chunks whose loads are under way
-#pragma unroll AT_ONCE
-    for (zc_i64 w = 0; w < job.k; ++w) {
-      Sum term[S * C];
-      load_tile<S, C>(chunk, wire(w), tile, planar, term);
-#pragma unroll
-      for (int i = 0; i < S * C; ++i) x[i] = w == 0 ? term[i] : zc_add(x[i], term[i]);
-    }
-    const Sum factor = (Sum)job.factor, divisor = (Sum)job.divisor;
-    if (factor != 1)
-#pragma unroll
-      for (int i = 0; i < S * C; ++i) x[i] = zc_mul(x[i], factor);
-    if (divisor != 1)
-#pragma unroll
-      for (int i = 0; i < S * C; ++i) x[i] = zc_div(x[i], divisor);
-  }
-};
-
-// ---- what is done with a block
-
-// Encodes block b of a chunk.
 template <class Codec, class Source>
-ZC_DEVICE void encode_block(const Chunk<Codec> &chunk, const Source &source, zc_i64 b, const Team &team, zc_u8 *wire) {
+ZC_DEVICE void encode_whole(const Chunk<Codec> &chunk, const Source &source, const Chance &chance, zc_i64 u,
+                            const Team &team, zc_u8 *wire) {
   typedef Tiling<Codec, Source::VECTOR> T;
   constexpr int S = T::S, C = T::C;
-  const Codec &codec = chunk.codec;
-  float kept[T::ROUNDS][S * C];
-  typename Codec::Scale scale;
-  zc_u32 amax = 0;
-#pragma unroll(T::FIXED ? 2 : 1)
-  for (int pass = 0; pass < 2; ++pass) {
-    each_tile<T>(chunk, b, team, [&](const Tile &tile, int round) {
-      float *x = kept[round];
-      if (pass == 0 || !T::FIXED) {
-        typename Source::Sum read[S * C];
-        source.template tile<S, C>(tile, read);
+  static_assert(C >= 4 && T::ROUNDS * T::TEAM == T::TILES && (T::BLOCKS == 1 || T::BLOCK_TILES <= T::TEAM), "no tiling");
+  static_assert(!Source::ROTATED, "sums of rotated elements stay rotated, or are read one by one");
+  float x[T::ROUNDS][S * C];
+  typename Codec::Seen seen[T::BLOCKS > 1 ? T::ROUNDS : 1];  // of each block
+  zc_u32 largest = 0;                                         // of finite blocks
 #pragma unroll
-        for (int i = 0; i < S * C; ++i) x[i] = (float)read[i];
-      }
-      if (pass == 0) {
+  for (int round = 0; round < T::ROUNDS; ++round) {
+    source.template tile<S, C>(T::tile(chunk, u, team, round), x[round]);
+    if constexpr (Codec::ROTATED) {
 #pragma unroll
-        for (int i = 0; i < S * C; ++i) {
-          const zc_u32 magnitude = zc_bits(x[i]) & ZC_MAGNITUDE;
-          amax = magnitude > amax ? magnitude : amax;
-        }
-      } else {
-        zc_u32 codes[S * C];
+      for (int i = 0; i < S * C; ++i) x[round][i] = zc_mul(x[round][i], ZC_ROTATE_SCALE);
+      rotate_tile<T>(x[round], team);
+    }
 #pragma unroll
-        for (int i = 0; i < S * C; ++i)
-          codes[i] = codec.code(x[i], scale, tile.first + i / C * tile.stride + i % C);
-        store_planes<S, C>(wire + chunk.codes_at(b), codec.bits(), tile.column, tile.stride, codes);
-      }
-    });
-    if (pass == 0) scale = codec.scale(team.max(amax));
+    for (int i = 0; i < S * C; ++i) seen[T::BLOCKS > 1 ? round : 0].see(x[round][i]);
   }
-  if (team.rank == 0) store_bits(wire + chunk.scale_at(b), codec.stored(scale));
+  const Team of_block{team.rank % T::BLOCK_TEAM, T::BLOCK_TEAM};
+#pragma unroll
+  for (auto &of : seen) {
+    of = of_block.most(of);
+    largest = larger(largest, of.finite());
+  }
+  Codec codec = chunk.codec;
+  if constexpr (Codec::UNIT_SCALE_NBYTES) {
+    const zc_u32 bits = codec.unit_scale(team.max(largest));
+    if (team.rank == 0) store_bits(wire + chunk.unit_scale_at(u), bits);
+  }
+  typename Codec::Scale scale;
+#pragma unroll
+  for (int round = 0; round < T::ROUNDS; ++round) {
+    const Tile tile = T::tile(chunk, u, team, round);
+    if (T::BLOCKS > 1 || round == 0)
+      scale = scale_of(chunk, codec, tile.block, seen[T::BLOCKS > 1 ? round : 0], chance);
+    store_codes<S, C>(chunk, codec, tile, x[round], scale, chance, wire);
+    if (tile.column == 0) store_bits(wire + chunk.scale_at(tile.block), codec.stored(scale));
+  }
 }
 
-// Stores block b of a sum as elements of type E.
+// Stores unit u of a sum as elements of type E.
 template <class E, class Codec>
-ZC_DEVICE void sum_block(const SumOf<Codec> &source, zc_i64 b, const Team &team, zc_u8 *target) {
+ZC_DEVICE void sum_whole(const SumOf<Codec> &source, zc_i64 u, const Team &team, zc_u8 *target) {
   typedef Tiling<Codec, E::VECTOR> T;
   constexpr int S = T::S, C = T::C;
-  each_tile<T>(source.chunk, b, team, [&](const Tile &tile, int) {
+#pragma unroll
+  for (int round = 0; round < T::ROUNDS; ++round) {
+    const Tile tile = T::tile(source.chunk, u, team, round);
     typename Codec::Sum x[S * C];
     source.template tile<S, C>(tile, x);
+    if constexpr (Codec::ROTATED) rotate_tile<T>(x, team);
 #pragma unroll
     for (int s = 0; s < S; ++s)
       store_elements<E, C>(target, tile.first + s * tile.stride, source.chunk.n, x + s * C);
+  }
+}
+
+// ---- any unit at any address
+
+// Calls f(block, team of it) for the blocks of unit u.
+template <class Codec, class F>
+ZC_DEVICE void each_block(const Chunk<Codec> &chunk, zc_i64 u, const Team &team, zc_u32 block_team, F f) {
+  const zc_i64 next = chunk.first_block(u + 1), end = next < chunk.n_blocks() ? next : chunk.n_blocks();
+  for (zc_i64 b = chunk.first_block(u) + team.rank / block_team; b < end; b += team.size / block_team)
+    f(b, Team{team.rank % block_team, block_team});
+}
+
+// Calls f(tile, elements) for each of a thread's columns of block b. Where something is rotated, the lanes of a warp
+// have neighbouring columns and go on together.
+template <class Codec, class Source, class F>
+ZC_DEVICE void each_column(const Chunk<Codec> &chunk, const Source &source, zc_i64 b, const Team &team, F f) {
+  constexpr int S = Codec::SEGMENTS;
+  constexpr bool TOGETHER = Codec::ROTATED || Source::ROTATED;
+  static_assert(!Codec::ROTATED || !Source::ROTATED, "between rotated codecs nothing is rotated");
+  const zc_i64 stride = chunk.stored(b) / S, lane = TOGETHER ? threadIdx.x % 32 : 0;
+  Groups groups;
+  for (zc_i64 column = team.rank; column - lane < stride; column += team.size) {
+    const Tile tile{b, chunk.start(b) + column, column, stride};
+    typename Source::Sum read[S];
+    float x[S];
+    if constexpr (TOGETHER) {
+#pragma unroll 1
+      for (int s = 0; s < S; ++s)
+        read[s] = groups.template element<Source::ROTATED>(tile.first + s * stride - lane, stride - column + lane,
+                                                           [&](zc_i64 e) { return (float)source.at(e); });
+    } else {
+      source.template tile<S, 1>(tile, read);
+    }
+#pragma unroll
+    for (int s = 0; s < S; ++s) x[s] = (float)read[s];
+    if (column < stride) f(tile, x);
+  }
+}
+
+template <class Codec, class Source>
+ZC_DEVICE typename Codec::Seen see_block(const Chunk<Codec> &chunk, const Source &source, zc_i64 b, const Team &team) {
+  typename Codec::Seen seen;
+  each_column(chunk, source, b, team, [&](const Tile &tile, const float *x) {
+#pragma unroll
+    for (int s = 0; s < Codec::SEGMENTS; ++s)
+      if (tile.first + s * tile.stride < chunk.n) seen.see(x[s]);
+  });
+  return team.most(seen);
+}
+
+template <class Codec, class Source>
+ZC_DEVICE void encode_any(const Chunk<Codec> &chunk, const Source &source, const Chance &chance, zc_i64 u,
+                          const Team &team, zc_u32 block_team, zc_u8 *wire) {
+  Codec codec = chunk.codec;
+  if constexpr (Codec::UNIT_SCALE_NBYTES) {
+    zc_u32 largest = 0;  // of finite blocks
+    each_block(chunk, u, team, block_team, [&](zc_i64 b, const Team &of_block) {
+      largest = larger(largest, see_block(chunk, source, b, of_block).finite());
+    });
+    const zc_u32 bits = codec.unit_scale(team.max(largest));
+    if (team.rank == 0) store_bits(wire + chunk.unit_scale_at(u), bits);
+  }
+  each_block(chunk, u, team, block_team, [&](zc_i64 b, const Team &of_block) {
+    const auto scale = scale_of(chunk, codec, b, see_block(chunk, source, b, of_block), chance);
+    each_column(chunk, source, b, of_block, [&](const Tile &tile, const float *x) {
+      store_codes<Codec::SEGMENTS, 1>(chunk, codec, tile, x, scale, chance, wire);
+    });
+    if (of_block.rank == 0) store_bits(wire + chunk.scale_at(b), codec.stored(scale));
   });
 }
 
-// ---- the loops over blocks
+template <class E, class Codec>
+ZC_DEVICE void sum_any(const SumOf<Codec> &source, zc_i64 n_elems, zc_i64 u, const Team &team, zc_u32 block_team,
+                       zc_u8 *target) {
+  const Chunk<Codec> &chunk = source.chunk;
+  if constexpr (Codec::ROTATED) {
+    const zc_i64 first = u * chunk.codec.unit(), next = first + chunk.codec.unit(), end = next < chunk.n ? next : chunk.n;
+    for (zc_i64 e = first + team.rank; e < end; e += team.size) {  // end - first is a multiple of 32
+      const float x = rotate_lanes(source.at(e));
+      store_elements<E, 1>(target, e, n_elems, &x);
+    }
+  } else {
+    constexpr int S = Codec::SEGMENTS;
+    each_block(chunk, u, team, block_team, [&](zc_i64 b, const Team &of_block) {
+      const zc_i64 stride = chunk.stored(b) / S;
+      for (zc_i64 column = of_block.rank; column < stride; column += of_block.size) {
+        const Tile tile{b, chunk.start(b) + column, column, stride};
+        typename Codec::Sum x[S];
+        source.template tile<S, 1>(tile, x);
+#pragma unroll
+        for (int s = 0; s < S; ++s) store_elements<E, 1>(target, tile.first + s * stride, n_elems, x + s);
+      }
+    });
+  }
+}
+
+// ---- the loops over units
 
 ZC_DEVICE void zero(zc_u8 *wire, zc_i64 from, zc_i64 to, const Team &team) {
   for (zc_i64 i = from + team.rank; i < to; i += team.size) wire[i] = 0;
 }
 
-// Calls f(piece, block in the piece, team) for each task of this thread's team.
+// Calls f(piece, unit in the piece, team) for each task of this thread's team.
 template <class F>
 ZC_DEVICE void each_task(const zc_job &job, zc_u32 team_size, F f) {
   const Team team{threadIdx.x % team_size, team_size};
@@ -260,7 +222,7 @@ ZC_DEVICE void each_task(const zc_job &job, zc_u32 team_size, F f) {
        task += gridDim.x * teams_of_cta) {
     zc_i32 p = 0;
     while (p + 1 < job.n_pieces && job.pieces[p + 1].first_task <= task) ++p;
-    f(job.pieces[p], task - job.pieces[p].first_task + job.pieces[p].first_block, team);
+    f(job.pieces[p], task - job.pieces[p].first_task + job.pieces[p].first_unit, team);
   }
 }
 
@@ -268,12 +230,18 @@ template <class Codec, class Source>
 ZC_DEVICE void encode_chunks(const zc_job &job) {
   typedef Tiling<Codec, Source::VECTOR> T;
   const Codec codec(job.codec_out);
-  each_task(job, T::FIXED ? T::TEAM : job.team, [&](const zc_piece &piece, zc_i64 b, const Team &team) {
+  each_task(job, T::FIXED ? T::TEAM : job.team, [&](const zc_piece &piece, zc_i64 u, const Team &team) {
     const Chunk<Codec> chunk(codec, piece.n_elems);
+    const Source source(job, piece, Codec::ROTATED || Source::ROTATED ? 0 : codec.block());
+    const Chance chance(job, piece);
     zc_u8 *wire = job.target + piece.target;
-    encode_block(chunk, Source(job, piece, codec.block()), b, team, wire);
-    if (b + 1 == chunk.n_blocks()) {
-      zero(wire, chunk.scale_at(b + 1), chunk.codes_offset, team);
+    if constexpr (T::FIXED)
+      encode_whole(chunk, source, chance, u, team, wire);
+    else
+      encode_any(chunk, source, chance, u, team, job.block_team, wire);
+    if (u + 1 == chunk.n_units()) {
+      zero(wire, chunk.unit_scale_at(u + 1), chunk.scales_offset, team);
+      zero(wire, chunk.scale_at(chunk.n_blocks()), chunk.codes_offset, team);
       zero(wire, chunk.codes_end(), chunk.nbytes(), team);
     }
   });
@@ -282,21 +250,24 @@ ZC_DEVICE void encode_chunks(const zc_job &job) {
 template <class Codec, class E>
 ZC_DEVICE void sum_chunks(const zc_job &job) {
   typedef Tiling<Codec, E::VECTOR> T;
-  each_task(job, T::FIXED ? T::TEAM : job.team, [&](const zc_piece &piece, zc_i64 b, const Team &team) {
-    const SumOf<Codec> source(job, piece, Codec(job.codec_in).block());
+  each_task(job, T::FIXED ? T::TEAM : job.team, [&](const zc_piece &piece, zc_i64 u, const Team &team) {
+    const SumOf<Codec> source(job, piece, Codec::ROTATED && !T::FIXED ? 0 : Codec(job.codec_in).block());
     zc_u8 *target = job.target + piece.target;
-    sum_block<E>(source, b, team, target);
+    if constexpr (T::FIXED)
+      sum_whole<E>(source, u, team, target);
+    else
+      sum_any<E>(source, piece.n_elems, u, team, job.block_team, target);
     const zc_i64 nbytes = piece.n_elems * E::NBYTES;
-    if (job.pads && b + 1 == source.chunk.n_blocks()) zero(target, nbytes, zc_padded(nbytes), team);
+    if (job.pads && u + 1 == source.chunk.n_units()) zero(target, nbytes, zc_padded(nbytes), team);
   });
 }
 
 // Bytes as they are: 16 for each task, whose pieces count bytes.
 ZC_DEVICE void copy_chunks(const zc_job &job) {
-  each_task(job, 1, [&](const zc_piece &piece, zc_i64 b, const Team &team) {
+  each_task(job, 1, [&](const zc_piece &piece, zc_i64 u, const Team &team) {
     const zc_u8 *source = job.sources[0] + piece.source;
     zc_u8 *target = job.target + piece.target;
-    const zc_i64 first = 16 * b, last = first + 16 < piece.n_elems ? first + 16 : piece.n_elems;
+    const zc_i64 first = 16 * u, last = first + 16 < piece.n_elems ? first + 16 : piece.n_elems;
     if (last - first == 16 && ((zc_u64)source | (zc_u64)target) % 16 == 0) {
       *(uint4 *)(target + first) = *(const uint4 *)(source + first);
     } else {

@@ -1,37 +1,53 @@
 // int_block as the kernels' loops take it: the rules are those of int_block.cuh.
 //
-//   chunk:  [bfloat16 scales of block 0, 1, ...][zeros to 16][planes of block 0, 1, ...][zeros to 16]
+//   chunk:  [scales of block 0, 1, ...][zeros to 16][planes of block 0, 1, ...][zeros to 16]
+//   scale:  bfloat16; IntShift: and behind it the block's random bits, 2 bytes
 //
-// IntBlock<8, 256> and IntBlock<4, 128> have constants to unroll; IntBlock<0, 0> is any width and block.
+// IntBlock<8, 256>, IntBlock<4, 128> and the like have constants to unroll; IntBlock<0, 0> is any width and block.
 #ifndef ZCOMM_INT_BLOCK_CODEC_CUH
 #define ZCOMM_INT_BLOCK_CODEC_CUH
 
-#include "codec_kernels.cuh"
-#include "int_block.cuh"
+#include "block_codec.cuh"
 
+// A number from -2^(bits - 1) on.
+ZC_DEVICE float signed_code(zc_u32 code, zc_i32 bits) { return (float)((zc_i32)(code << (32 - bits)) >> (32 - bits)); }
+
+template <int BITS, int BLOCK_, bool CHANCE = false>
+struct IntBlock : Blocks<BITS, BLOCK_, CHANCE>, WideScales {
+  using Blocks<BITS, BLOCK_, CHANCE>::Blocks;
+  using Blocks<BITS, BLOCK_, CHANCE>::bits;
+
+  ZC_DEVICE zc_scale scale(const Amax &seen, zc_u32) const {
+    return zc_block_scale(seen.amax(), (float)zc_qmax(bits()), zc_scale_cap(bits()));
+  }
+  ZC_DEVICE zc_u32 code(float x, const zc_scale &scale, zc_u32 chance) const {
+    return (zc_u32)(CHANCE ? zc_code_by_chance(x, scale.inv, chance, zc_qmax(bits())) : zc_code(x, scale.inv));
+  }
+  ZC_DEVICE float value(zc_u32 code, float scale) const { return zc_mul(signed_code(code, bits()), scale); }
+};
+
+// Rounded by one random number for each block, which is taken off again.
 template <int BITS, int BLOCK_>
-struct IntBlock {
-  typedef zc_scale Scale;
-  typedef zc_u16 ScaleBits;
-  typedef float Sum;
-  static constexpr bool HAS_BLOCKS = true;
-  static constexpr int BLOCK = BLOCK_, SEGMENTS = BLOCK_ ? zc_segments(BITS) : 8, COLUMNS = 0, SCALE_NBYTES = 2;
+struct IntShift : Blocks<BITS, BLOCK_, false> {
+  typedef zc_u32 ScaleBits;
+  struct Shared {
+    float scale, shift;
+  };
+  static constexpr bool BY_SHIFT = true;
+  static constexpr int SCALE_NBYTES = 4;
+  using Blocks<BITS, BLOCK_, false>::Blocks;
+  using Blocks<BITS, BLOCK_, false>::bits;
 
-  zc_i32 bits_, block_;
-  ZC_DEVICE explicit IntBlock(const zc_settings &settings) : bits_(settings.bits), block_(settings.block) {}
-  ZC_DEVICE zc_i32 bits() const { return BITS ? BITS : bits_; }
-  ZC_DEVICE zc_i32 block() const { return BLOCK ? BLOCK : block_; }
-
-  ZC_DEVICE Scale scale(zc_u32 amax) const {
-    return zc_block_scale(amax, (float)zc_qmax(bits()), zc_scale_cap(bits()));
+  ZC_DEVICE zc_scale scale(const Amax &seen, zc_u32 chance) const {
+    return zc_shift_scale(seen.amax(), bits(), chance);
   }
-  ZC_DEVICE ScaleBits stored(const Scale &scale) const { return (ScaleBits)scale.bits; }
-  ZC_DEVICE zc_u32 code(float x, const Scale &scale, zc_i64) const {
-    return scale.inv == 0.0f ? 0u : (zc_u32)zc_code(x, scale.inv);
+  ZC_DEVICE ScaleBits stored(const zc_scale &scale) const { return scale.bits; }
+  ZC_DEVICE zc_u32 code(float x, const zc_scale &scale, zc_u32) const {
+    return (zc_u32)zc_code_by_chance(x, scale.inv, scale.bits >> 16, zc_qmax(bits()));
   }
-  ZC_DEVICE float value(zc_u32 code, ScaleBits scale) const {
-    const zc_i32 unused = 32 - bits();
-    return zc_mul((float)((zc_i32)(code << unused) >> unused), zc_from_bf16(scale));
+  ZC_DEVICE Shared shared(ScaleBits bits) const { return Shared{zc_from_bf16((zc_u16)bits), zc_shift(bits)}; }
+  ZC_DEVICE float value(zc_u32 code, const Shared &of) const {
+    return zc_add(zc_mul(signed_code(code, bits()), of.scale), of.shift);
   }
 };
 

@@ -1,5 +1,5 @@
 // Runs the .cu files on a CPU, for tests: enough of CUDA for the kernels here, under a scheduler that looks for bugs.
-//   g++ -std=c++17 -O1 -fPIC -shared -ffp-contract=off -fno-strict-aliasing -I cuda -I cuda/shim generated.cpp
+//   g++ -std=c++17 -O0 -fPIC -shared -ffp-contract=off -fno-strict-aliasing -I cuda -I cuda/shim generated.cpp
 //
 // Each thread of a CTA is a fiber with a stack of its own; CTAs run one after another. Fibers switch only at shuffles
 // and barriers: in step, forward or in reverse, or one warp at a time as far as it gets, warps and lanes at random from
