@@ -80,6 +80,21 @@ def collectives(comm: Communicator, codec: str, n: int, arrays: Arrays) -> dict[
     comm.reduce_scatter_single(found["reduce_scatter"], to(whole), "sum", codec)
     comm.all_to_all_single(found["all_to_all"], to(whole), codec=codec)
 
+    table = [[(3 * source + 5 * target) % 4 * n // 3 for target in range(size)] for source in range(size)]  # some none
+    sends, receives = table[rank], [row[rank] for row in table]
+    for name, n_elems in (("uneven all_to_all", sum(receives)), ("elsewhere", n), ("scatter", rank * n)):
+        found[name] = to(np.full(n_elems, np.nan, np.float32))
+    source = to(oracle.values(30 + rank, sum(sends), F32))
+    comm.all_to_all_single(found["uneven all_to_all"], source, receives, sends, codec)
+    comm.all_reduce(to(mine), "sum", codec, output=found["elsewhere"])
+    counts, root = [each * n for each in range(size)], size - 1
+    if rank == root:
+        found["gather"] = to(np.full(sum(counts), np.nan, np.float32))
+    at_root = {"counts": counts} if rank == root else {}
+    comm.gather_single(found.get("gather"), to(oracle.values(40 + rank, rank * n, F32)), root, codec, **at_root)
+    from_root = to(oracle.values(50, sum(counts), F32)) if rank == root else None
+    comm.scatter_single(found["scatter"], from_root, root, codec, **at_root)
+
     following, preceding = (rank + 1) % size, (rank - 1) % size
     for sends in (rank % 2 == 0, rank % 2 == 1):  # NCCL wants one of a pair to send while the other receives
         if sends:
