@@ -1,6 +1,7 @@
 """zcomm on a machine with a GPU, tested and measured in one run: `make gpu-check`. Writes bench/results/gpu.json.
 
-1. the tests marked gpu: every codec against numpy on the GPU, torch's memory and streams, 2^31 + 3 elements
+1. the tests marked gpu: every codec against numpy on the GPU, torch's memory and streams, 2^31 + 3 elements; collectives
+   of ranks that share a GPU, and over NCCL where there are several
 2. compute-sanitizer, where it is installed, over a short list
 3. first use of each kernel: compiled, and read from the cache by another process
 4. GB/s of bytes moved by each verb, beside the device-to-device copy of the same size in the same run, interleaved
@@ -105,8 +106,8 @@ def tests() -> Part:
     except ImportError as error:
         return {"ok": True, **brief(), "note": f"{error}: the brief list of comparisons ran instead of the tests"}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-rs", "-p", "no:cacheprovider"]
-    command.append(str(TESTS / "test_cuda_gpu.py"))
-    ran = run(command, timeout_s=240)
+    command += [str(TESTS / "test_cuda_gpu.py"), str(ROOT / "tests" / "transports")]
+    ran = run(command, timeout_s=480)
     return {"ok": ran.returncode == 0, "summary": (ran.stdout.strip().splitlines() or [""])[-1], "output": tail(ran)}
 
 

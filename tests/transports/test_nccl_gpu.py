@@ -69,6 +69,7 @@ def test_ranks_on_one_gpu_give_what_threads_give(world):
 def processes() -> Iterator[Any]:
     """Four processes; rank r will use cuda:r."""
     pytest.importorskip("torch")
+    needs(2)
     from torch_world import TorchWorld
 
     world = TorchWorld(4)
