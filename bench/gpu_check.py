@@ -1,7 +1,7 @@
 """zcomm on a machine with a GPU, tested and measured in one run: `make gpu-check`. Writes bench/results/gpu.json.
 
-1. the tests marked gpu: every codec against numpy on the GPU, torch's memory and streams, 2^31 + 3 elements; collectives
-   of ranks that share a GPU, and over NCCL where there are several
+1. the tests marked gpu: every codec against numpy, torch's memory and streams, 2^31 + 3 elements; collectives of ranks
+   that share a GPU, and over NCCL where there are several
 2. compute-sanitizer, where it is installed, over a short list
 3. first use of each kernel: compiled, and read from the cache by another process
 4. GB/s of bytes moved by each verb, beside the device-to-device copy of the same size in the same run, interleaved
