@@ -121,113 +121,104 @@ def two_hops(parts: Parts) -> Schedule:
     most = max(max(row) for row in (*parts.rows.values(), parts.receives))
     unit = math.lcm(SHARD_ALIGNMENT, parts.codec.block, parts.intra_codec.block)
     usual = max(unit, parts.chunk_elems // len(parts.sends))
-    number = len(_cuts(0, most, usual, unit))
-    return layout.schedule([_chunk(layout, parts, at, usual, unit) for at in range(number)], _ROUTES * MOST_CHUNKS)
+    chunks = [_chunk(layout, _Slice(parts, at, usual, unit)) for at in range(len(_cuts(0, most, usual, unit)))]
+    return layout.schedule(chunks, _ROUTES * MOST_CHUNKS)
 
 
-def _chunk(layout: Layout, parts: Parts, number: int, usual: int, unit: int) -> _TwoHops:
+class _Slice:
+    """What one chunk of a rank takes of every part, and which way each part goes."""
+
+    def __init__(self, parts: Parts, number: int, usual: int, unit: int) -> None:
+        topology = self._topology = parts.topology
+        self.me = parts.rank
+        self.codec, self.intra_codec = parts.codec, parts.intra_codec
+        self.node = topology.ranks_of_node[topology.node_of_rank[self.me]]
+        self.neighbours = [rank for rank in self.node if rank != self.me]
+
+        def cut(start: int, n_elems: int) -> Extent:
+            cuts = _cuts(start, n_elems, usual, unit)
+            return cuts[number] if number < len(cuts) else Extent(start + n_elems, 0)
+
+        self.inputs = [cut(*extent) for extent in shards_of(parts.sends)]
+        self.outputs = [cut(*extent) for extent in shards_of(parts.receives)]
+        self.rows = {rank: [cut(0, n).n_elems for n in parts.rows[rank]] for rank in self.node}
+
+        other_nodes = [ranks for ranks in topology.ranks_of_node if ranks != self.node]
+        far = [to for ranks in other_nodes for to in ranks]
+        self.bundled = [to for to in far if self._is_bundle([parts.rows[rank][to] for rank in self.node])]
+        self.alone = [to for to in far if to not in self.bundled]
+        bundling = [ranks for ranks in other_nodes if self._is_bundle([parts.receives[rank] for rank in ranks])]
+        self.bundles_from = {topology.porter(topology.node_of_rank[ranks[0]], self.me): ranks for ranks in bundling}
+        self.alone_from = [rank for ranks in other_nodes if ranks not in bundling for rank in ranks]
+
+    def _is_bundle(self, counts: list[int]) -> bool:
+        return sum(map(self.codec.nbytes, counts)) <= BUNDLE_BYTES
+
+    def carried_by(self, porter: int) -> list[int]:
+        """The ranks of other nodes whose bundles a rank of this node sends."""
+        return [to for to in self._topology.carried_by(porter) if to in self.bundled]
+
+    def through(self, porter: int) -> list[int]:
+        """The receivers of what a rank hands to porter, its neighbour."""
+        return [porter, *self.carried_by(porter)]
+
+    def nbytes(self, rank: int, to: int) -> int:
+        """Wire bytes of what a rank of this node sends to any rank."""
+        return (self.intra_codec if to in self.node else self.codec).nbytes(self.rows[rank][to])
+
+
+def _chunk(layout: Layout, cut: _Slice) -> _TwoHops:
     """The exchanges of one chunk. A message holds its parts in the order of senders, then receivers."""
-    me, topology = parts.rank, parts.topology
-    node = topology.ranks_of_node[topology.node_of_rank[me]]
-    neighbours = [rank for rank in node if rank != me]
-    size = {True: parts.intra_codec.nbytes, False: parts.codec.nbytes}
-
-    def cut(start: int, n_elems: int) -> Extent:
-        cuts = _cuts(start, n_elems, usual, unit)
-        return cuts[number] if number < len(cuts) else Extent(start + n_elems, 0)
-
-    def is_bundle(counts: list[int]) -> bool:
-        return sum(map(parts.codec.nbytes, counts)) <= BUNDLE_BYTES
-
-    bundled = {to: is_bundle([parts.rows[rank][to] for rank in node]) for to in range(topology.size)}
-
-    def far(porter: int) -> list[int]:
-        """The ranks of other nodes whose bundles porter carries."""
-        return [to for to in topology.carried_by(porter) if to not in node and bundled[to]]
-
-    def through(porter: int) -> list[int]:
-        """The receivers of what a rank hands to porter, a neighbour: itself, and those on other nodes."""
-        return [porter, *far(porter)]
-
-    inputs = [cut(*extent) for extent in shards_of(parts.sends)]
-    outputs = [cut(*extent) for extent in shards_of(parts.receives)]
-    rows = {rank: [cut(0, n).n_elems for n in parts.rows[rank]] for rank in node}
+    me, node, neighbours, rows, inputs, outputs = cut.me, cut.node, cut.neighbours, cut.rows, cut.inputs, cut.outputs
 
     # Hop 1: to each neighbour its own part, then those that it carries.
-    sent = {porter: [layout.take(size[to in node](rows[me][to])) for to in through(porter)] for porter in neighbours}
-    own = layout.take(size[True](rows[me][me]))
-    handed = {rank: {to: layout.take(size[to in node](rows[rank][to])) for to in through(me)} for rank in neighbours}
+    own = layout.take(cut.nbytes(me, me))
+    sent = {porter: {to: layout.take(cut.nbytes(me, to)) for to in cut.through(porter)} for porter in neighbours}
+    handed = {rank: {to: layout.take(cut.nbytes(rank, to)) for to in cut.through(me)} for rank in neighbours}
     inside = layout.route(
-        [
-            Message(porter, sent[porter][0], sum(size[to in node](rows[me][to]) for to in through(porter)))
-            for porter in neighbours
-        ],
-        [
-            Message(rank, handed[rank][me], sum(size[to in node](rows[rank][to]) for to in through(me)))
-            for rank in neighbours
-        ],
-        n_elems_out=sum(rows[me][to] for porter in neighbours for to in through(porter)),
+        [Message(porter, wire[porter], sum(cut.nbytes(me, to) for to in wire)) for porter, wire in sent.items()],
+        [Message(rank, wire[me], sum(cut.nbytes(rank, to) for to in wire)) for rank, wire in handed.items()],
+        n_elems_out=sum(rows[me][to] for wire in sent.values() for to in wire),
     )
 
     # Beside the hops: what is too large for a bundle.
-    others = [ranks for other, ranks in enumerate(topology.ranks_of_node) if other != topology.node_of_rank[me]]
-    alone = {to: layout.take(size[False](rows[me][to])) for ranks in others for to in ranks if not bundled[to]}
-    bundling = [ranks for ranks in others if is_bundle([parts.receives[rank] for rank in ranks])]
-    came_alone = {
-        rank: layout.take(size[False](outputs[rank].n_elems))
-        for ranks in others
-        for rank in ranks
-        if ranks not in bundling
-    }
+    alone = {to: layout.take(cut.nbytes(me, to)) for to in cut.alone}
+    came_alone = {rank: layout.take(cut.codec.nbytes(outputs[rank].n_elems)) for rank in cut.alone_from}
     directly = layout.route(
-        [_message(to, wire, [rows[me][to]], parts.codec) for to, wire in alone.items()],
-        [_message(rank, wire, [outputs[rank].n_elems], parts.codec) for rank, wire in came_alone.items()],
+        [_message(to, wire, [rows[me][to]], cut.codec) for to, wire in alone.items()],
+        [_message(rank, wire, [outputs[rank].n_elems], cut.codec) for rank, wire in came_alone.items()],
         n_elems_out=sum(rows[me][to] for to in alone),
     )
 
     # Hop 2: to each receiver on another node that this rank carries for, the whole node's parts.
-    carried = far(me)
-    bundle = {to: {rank: layout.take(size[False](rows[rank][to])) for rank in node} for to in carried}
-    senders = {topology.porter(topology.node_of_rank[ranks[0]], me): ranks for ranks in bundling}
+    bundles = {to: {rank: layout.take(cut.nbytes(rank, to)) for rank in node} for to in cut.carried_by(me)}
     came = {
-        porter: [layout.take(size[False](outputs[rank].n_elems)) for rank in ranks] for porter, ranks in senders.items()
+        porter: {rank: layout.take(cut.codec.nbytes(outputs[rank].n_elems)) for rank in ranks}
+        for porter, ranks in cut.bundles_from.items()
     }
     across = layout.route(
-        [_message(to, bundle[to][node[0]], [rows[rank][to] for rank in node], parts.codec) for to in carried],
+        [_message(to, wire[node[0]], [rows[rank][to] for rank in node], cut.codec) for to, wire in bundles.items()],
         [
-            _message(porter, came[porter][0], [outputs[rank].n_elems for rank in ranks], parts.codec)
-            for porter, ranks in senders.items()
+            _message(porter, min(wire.values()), [outputs[rank].n_elems for rank in wire], cut.codec)
+            for porter, wire in came.items()
         ],
-        n_elems_out=sum(rows[rank][to] for to in carried for rank in node),
+        n_elems_out=sum(rows[rank][to] for to in bundles for rank in node),
     )
 
     return _TwoHops(
-        parts.codec,
-        parts.intra_codec,
-        [Piece(*inputs[me], own), *(Piece(*inputs[porter], sent[porter][0]) for porter in neighbours)],
-        [
-            Piece(*inputs[to], wire)
-            for porter in neighbours
-            for to, wire in zip(far(porter), sent[porter][1:], strict=True)
-        ],
+        cut.codec,
+        cut.intra_codec,
+        [Piece(*inputs[me], own), *(Piece(*inputs[porter], wire[porter]) for porter, wire in sent.items())],
+        [Piece(*inputs[to], at) for porter, wire in sent.items() for to, at in wire.items() if to != porter],
         inside,
         [Piece(*inputs[to], wire) for to, wire in alone.items()],
         directly,
-        [Piece(*inputs[to], bundle[to][me]) for to in carried],
-        [
-            Move(handed[rank][to], bundle[to][rank], nbytes)
-            for rank in neighbours
-            for to in carried
-            if (nbytes := size[False](rows[rank][to]))
-        ],
+        [Piece(*inputs[to], wire[me]) for to, wire in bundles.items()],
+        [Move(wire[to], bundles[to][rank], cut.nbytes(rank, to)) for rank, wire in handed.items() for to in bundles],
         across,
-        [Piece(*outputs[me], own), *(Piece(*outputs[rank], handed[rank][me]) for rank in neighbours)],
+        [Piece(*outputs[me], own), *(Piece(*outputs[rank], wire[me]) for rank, wire in handed.items())],
         [Piece(*outputs[rank], wire) for rank, wire in came_alone.items()],
-        [
-            Piece(*outputs[rank], wire)
-            for porter, ranks in senders.items()
-            for rank, wire in zip(ranks, came[porter], strict=True)
-        ],
+        [Piece(*outputs[rank], at) for wire in came.values() for rank, at in wire.items()],
     )
 
 
