@@ -75,4 +75,23 @@ def test_an_all_reduce_by_the_kernels_is_the_definition(topology, spec, seed, li
     codec = zcomm.codec(spec)
     expected = oracle.all_reduce(codec, codec, inputs, levels, "AVG").tobytes()
     assert all(x.tobytes() == expected for x in results)
-    assert launcher.launched
+
+
+def test_pieces_of_a_step_are_launched_together(library, monkeypatch):
+    inputs = [oracle.values(rank, 8 * 2048, F32) for rank in range(8)]
+    with FakeCuda() as cuda:
+        launcher = QueuedLauncher(cuda, library)
+        monkeypatch.setattr(select, "_cuda_engine", lambda index: CudaEngine(launcher))
+
+        def program(nccl):
+            with Communicator(nccl, Plan("int8", one_shot_bytes=0), Topology(nodes=1, ranks_per_node=8)) as comm:
+                x = cuda.asarray(inputs[comm.rank])
+                comm.all_reduce(x)
+                return x.get()
+
+        results = cuda.run(8, program)
+
+    codec = zcomm.codec("int8")
+    expected = oracle.all_reduce(codec, codec, inputs, None, "SUM").tobytes()
+    assert all(x.tobytes() == expected for x in results)
+    assert len(launcher.launched) == 8 * 4  # for others, for itself; the sum again; everybody's decoded

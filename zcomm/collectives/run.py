@@ -124,6 +124,10 @@ class Run:
         started = perf_counter()
         encode, base, (address, _, dtype, _, _) = self._engine.encode, self._slab.address, self._source
         itemsize = dtype.itemsize
+        together = getattr(self._engine, "encode_pieces", None)  # on a GPU: one launch
+        if together is not None:
+            together(codec, address, dtype, base, pieces, self._draw(Hop.SENT, 0))
+            pieces = ()
         for start, n_elems, wire in pieces:
             if n_elems:
                 encode(codec, address + start * itemsize, n_elems, dtype, base + wire, self._draw(Hop.SENT, start))
@@ -134,6 +138,10 @@ class Run:
         started = perf_counter()
         decode, base, (address, _, dtype, _, _) = self._engine.decode, self._slab.address, self._target
         itemsize = dtype.itemsize
+        together = getattr(self._engine, "decode_pieces", None)  # on a GPU: one launch
+        if together is not None:
+            together(codec, base, address, dtype, pieces)
+            pieces = ()
         for start, n_elems, wire in pieces:
             if n_elems:
                 decode(codec, base + wire, n_elems, address + start * itemsize, dtype)
