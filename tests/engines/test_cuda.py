@@ -50,11 +50,6 @@ NAMES = list(inputs.CLASSES)
 UNLIMITED = 2**31 - 1
 
 
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuda"))
-
-
 @pytest.fixture
 def engine(library: Path) -> CudaEngine:
     return CudaEngine(CpuLauncher(library))

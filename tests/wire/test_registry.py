@@ -13,7 +13,7 @@ from zcomm.wire.nvfp4 import NvFp4
 from zcomm.wire.raw import Raw
 from zcomm.wire.registry import NAMES, codec
 
-KNOWN = "bf16, fp16, fp8_e4m3, fp8_e5m2, int2, int3, int4, int5, int6, int7, int8, mxfp4, mxfp8, nvfp4, raw"
+KNOWN = ", ".join(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,11 @@ def test_a_spelling_and_its_codec_stand_for_each_other(spelling: str, kind: obje
 def test_the_default_block_is_not_spelled_out() -> None:
     assert str(codec("int8:256")) == "int8"
     assert str(codec("raw:float32")) == "raw"
+
+
+def test_names_are_those_of_all_codecs() -> None:
+    assert {"raw", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "mxfp4", "mxfp8", "nvfp4"} < set(NAMES)
+    assert {f"int{bits}" for bits in range(2, 9)} < set(NAMES)
 
 
 def test_names_are_sorted_so_that_errors_and_help_read_well() -> None:
