@@ -46,7 +46,7 @@ def kernels_of(kind: Codec) -> frozenset[str] | None:
 
 
 OF_CUDA = {kind: kernels for kind in KINDS if (kernels := kernels_of(kind)) is not None}
-BUILT_KINDS = [kind for kind, kernels in OF_CUDA.items() if kind.block < 8192 and BUILT >= kernels]
+BUILT_KINDS = [kind for kind, kernels in OF_CUDA.items() if kind.block < 8192 and kernels <= BUILT]
 
 
 def rows() -> list[tuple[str, Codec]]:
