@@ -138,6 +138,42 @@ def test_v_forms_take_counts_and_displacements(mpi_world, asynchronous):
     mpi_world.run(uneven_blocks, asynchronous)
 
 
+def uneven_sums(asynchronous: bool) -> None:
+    from mpi4py import MPI
+
+    codec = zcomm.codec("int8")
+    with comm_of(4) as comm:
+        rank, starts = comm.rank, np.cumsum([0, *COUNTS])
+        wholes = [oracle.values(each, sum(COUNTS), FLOAT32) for each in range(4)]
+        own = slice(starts[rank], starts[rank + 1])
+        wanted = oracle.reduced_shard(codec, codec, [x[own] for x in wholes], topology_of(4), "SUM", 1.0)
+        got = np.full(COUNTS[rank], np.nan, np.float32)
+        call(comm, asynchronous, "Reduce_scatter", wholes[rank], got, COUNTS)
+        assert got.tobytes() == wanted.tobytes()
+        in_place = wholes[rank].copy()
+        call(comm, asynchronous, "Reduce_scatter", MPI.IN_PLACE, in_place, COUNTS)
+        assert in_place[: got.size].tobytes() == wanted.tobytes()
+        assert in_place[got.size :].tobytes() == wholes[rank][got.size :].tobytes()
+
+        exact = sum(x[own].astype(np.float64) for x in wholes)
+        call(comm, asynchronous, "Reduce_scatter", wholes[rank], got)  # MPI's own
+        assert np.allclose(got, exact, rtol=1e-5, atol=1e-5)
+        whole = np.arange(sum(COUNTS), dtype=np.int32)
+        part = np.empty(COUNTS[rank], np.int32)
+        call(comm, asynchronous, "Reduce_scatter", whole, part, COUNTS)
+        assert part.tolist() == (4 * whole[own]).tolist()
+        assert comm.stats()["reduce_scatter"].calls == 4
+        assert comm.stats()["reduce_scatter"].uncompressed == {
+            "MPI asks the ranks for recvcounts": 1,
+            "MPI carries int32": 1,
+        }
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_reduce_scatter_of_uneven_blocks(mpi_world, asynchronous):
+    mpi_world.run(uneven_sums, asynchronous)
+
+
 def uneven_all_to_all() -> None:
     from mpi4py import MPI
 

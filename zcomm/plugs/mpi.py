@@ -81,6 +81,14 @@ class Comm:
         """Reduce_scatter_block that returns a request."""
         return self._reduce_scatter("Ireduce_scatter_block", sendbuf, recvbuf, op)
 
+    def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> None:
+        """Reduce_scatter_block of blocks that may differ in size. Without recvcounts it is MPI's own."""
+        self._reduce_scatter_counted("Reduce_scatter", sendbuf, recvbuf, recvcounts, op)
+
+    def Ireduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Any = MPI.SUM) -> Any:
+        """Reduce_scatter that returns a request."""
+        return self._reduce_scatter_counted("Ireduce_scatter", sendbuf, recvbuf, recvcounts, op)
+
     def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
         """Allgather of blocks that may differ in size, to any places of recvbuf."""
         self._allgather("Allgatherv", sendbuf, recvbuf)
@@ -252,19 +260,23 @@ class Comm:
         splits = target.counts, source.counts
         return _request(comm.all_to_all_single(target.whole, source.whole, *splits, None, async_op))
 
-    def _reduce_scatter(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Any:
+    def _reduce_scatter(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, counts: Any = None) -> Any:
+        comm = self.communicator
         target = read(recvbuf, "recvbuf")
         source = target if _in_place(sendbuf) else read(sendbuf, "sendbuf")
         operator = self._operator("reduce_scatter", op, source, target)
         if operator is None:
-            return getattr(self.wrapped, name)(sendbuf, recvbuf, op)
+            arguments = (op,) if counts is None else (counts, op)
+            return getattr(self.wrapped, name)(sendbuf, recvbuf, *arguments)
         async_op = self._asynchronous(name)
         if source is not target:
-            return _request(self.communicator.reduce_scatter_single(target, source, operator, None, async_op))
+            return _request(comm.reduce_scatter_single(target, source, operator, None, async_op, counts=counts))
         check_writable(target, "recvbuf")
-        first = flattened(target, "recvbuf")[: self._per_rank(target, "recvbuf")]  # MPI: the result of every rank
+        shares = None if counts is None else tuple(map(int, counts))
+        blocks = Blocks(target, [], shares).each(comm.size, "recvbuf")
+        first = flattened(target, "recvbuf")[: len(blocks[comm.rank])]  # MPI: the result of every rank
         result = _copied(first)
-        work = self.communicator.reduce_scatter_single(result, source, operator, None, async_op)
+        work = comm.reduce_scatter_single(result, source, operator, None, async_op, counts=counts)
 
         def deliver() -> None:
             first[...] = result
@@ -272,6 +284,12 @@ class Comm:
         if work is None:
             deliver()
         return _request(work, deliver)
+
+    def _reduce_scatter_counted(self, name: str, sendbuf: Any, recvbuf: Any, counts: Any, op: Any) -> Any:
+        if counts is not None or isinstance(op, ReduceOp):
+            return self._reduce_scatter(name, sendbuf, recvbuf, op, counts)
+        self._pass("reduce_scatter", "MPI asks the ranks for recvcounts")
+        return getattr(self.wrapped, name)(sendbuf, recvbuf, counts, op)
 
     def _source(self, sendbuf: Any, target: Any) -> Any:
         """What this rank gives: its own block of target where the call is in place."""
@@ -289,8 +307,12 @@ class Comm:
         if op == MPI.SUM and not others:
             return SUM
         reason = f"MPI carries {others[0]}" if others else f"MPI computes {_op_name(op)}"
-        self._passed.setdefault(collective, collections.Counter())[reason] += 1
+        self._pass(collective, reason)
         return None
+
+    def _pass(self, collective: str, reason: str) -> None:
+        """Count a call that MPI carries."""
+        self._passed.setdefault(collective, collections.Counter())[reason] += 1
 
     def _asynchronous(self, name: str) -> bool:
         """Whether a call returns a request. Raises TransportError where this MPI allows no second thread."""
@@ -299,12 +321,6 @@ class Comm:
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise TransportError(no_threads())
         return True
-
-    def _per_rank(self, array: Any, role: str) -> int:
-        n_elems, size = span_of(array, role).n_elems, self.communicator.size
-        if n_elems % size:
-            raise BufferError(f"{role} has {n_elems} elements, which {size} ranks cannot share equally")
-        return n_elems // size
 
 
 def _in_place(buffer: Any) -> bool:
