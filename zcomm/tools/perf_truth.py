@@ -92,7 +92,8 @@ class Truth:
         all_reduce = self._collective == "all_reduce"
         if all_reduce and is_one_shot(Plan(), codec, self._n_elems, self._topology.size):
             everything = Truth("reduce_scatter", self._n_elems, self._rank, self._topology, Extent(0, self._n_elems))
-            return Expected(*(each if each is None else each[self.part] for each in everything.of_codec(codec, 1)))
+            exact, bound, ordered = everything.of_codec(codec, 1)
+            return Expected(exact[self.part], bound[self.part], None if ordered is None else ordered[self.part])
         two_hops = hops == 2
         ordered = self._ordered(two_hops) if str(codec) == "raw" else None
         if self._collective == "all_gather":
