@@ -37,6 +37,7 @@ SUBCOMMANDS = {
     "cluster": Subcommand("zcomm.tools.cluster", "run_command", "run a program on an emulated slow cluster"),
     "demo": Subcommand("zcomm.tools.demo", "run", "train a small GPT over a slow link, plain and compressed"),
     "info": Subcommand("zcomm.tools.info", "run", "what of zcomm works on this machine, and why not"),
+    "plan": Subcommand("zcomm.tools.planner", "run", "predict an FSDP step by recipe, before a cluster is rented"),
     "perf": Subcommand("zcomm.tools.perf", "run", "time collectives by codec and size, beside every uncompressed form"),
 }
 

@@ -71,6 +71,21 @@ class Link:
 NO_LIMIT = Link(None)
 
 
+def read_rate(text: str) -> float:
+    """Bytes per second of a link that is only reckoned with, so as fast as one likes; infinite for none.
+
+    Raises ClusterError if the unit is missing or unknown.
+    """
+    if text.strip().lower() == "none":
+        return float("inf")
+    number, unit = _split(text, "link", "100gbit, 400gbit or none")
+    if unit not in _RATE_UNITS:
+        raise ClusterError(f"link {text!r} needs a unit, one of {_names(_RATE_UNITS)}")
+    if number <= 0:
+        raise ClusterError(f"link {text!r} carries nothing; expected a rate like 100gbit, or none for no limit")
+    return number * _RATE_UNITS[unit] / 8
+
+
 def parse_latency(
     text: str,  # "1ms", "250us", "0"
 ) -> float:
