@@ -74,12 +74,12 @@ def into_memory_in_use() -> None:
         memory, kept = transport.empty(100), cuda.module.empty(100, np.uint8)
         transport.write(memory, bytes([transport.rank] * 100))
         if transport.rank:
-            exchange = transport.open([Parcel(0, memory)] if transport.rank == 1 else [], [], 5, 20.0)
+            exchange = transport.open([Parcel(0, memory)] if transport.rank == 1 else [], [], 5, AMPLE_S)
             exchange.start()
         world.Barrier()
         if transport.rank == 0:  # the message is there already; the GPU has yet to copy what was there before
             kept[...] = memory
-            exchange = transport.open([], [Parcel(1, memory)], 5, 20.0)
+            exchange = transport.open([], [Parcel(1, memory)], 5, AMPLE_S)
             exchange.start()
             exchange.wait()
             assert kept.get().tolist() == [0] * 100

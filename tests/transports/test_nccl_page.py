@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from fake_cuda import fake_gpus
+from impatience import AMPLE_S
 
 from zcomm.engines import select
 
@@ -31,7 +32,7 @@ def test_the_cupy_example_runs_on_stand_ins(monkeypatch, capsys):
         def bcast(self, value: Any) -> Any:
             if here.rank == 0:
                 said.append(value)
-            spread.wait(60)
+            spread.wait(AMPLE_S)
             return said[0]
 
     monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=types.SimpleNamespace(COMM_WORLD=World())))
@@ -69,7 +70,12 @@ def test_the_examples_run_on_gpus(example, tmp_path):
     import mpi_world
 
     done = subprocess.run(
-        [*launch, str(program)], env=mpi_world.environment(), capture_output=True, text=True, check=False, timeout=200
+        [*launch, str(program)],
+        env=mpi_world.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=AMPLE_S,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert len(re.findall(r"^rank \d+: ", done.stdout, re.MULTILINE)) == n_gpus
