@@ -6,8 +6,6 @@
 Nothing is done when it is queued. Only where a thread waits (a copy to the host, a question whether an event has
 passed) does the machine take steps, each on a stream chosen by chance among those that may go on. Memory is numpy's.
 Memory that is let go is overwritten in the order of the stream that it was allocated on, as the next owner may do.
-NCCL's rules are kept: groups of a communicator run in the order queued, messages of a pair meet in order, a group ends
-when all its messages have met, and a message of another length is a fault.
 """
 
 from __future__ import annotations
@@ -15,178 +13,17 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import random
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes  # noqa: F401 - numpy knows bfloat16 by it
 import numpy as np
+from fake_cuda_machine import GARBAGE, Clique, Group, Kernel, Machine, Record, WaitFor
 
-STUCK_S = 60.0  # a wait this long has found a deadlock
-STEPS_PER_QUESTION = 30
-GARBAGE = 0xDB
 NOT_READY = 600
-
-
-class Machine:
-    """All streams of all devices."""
-
-    def __init__(self, seed: int) -> None:
-        self.changed = threading.Condition(threading.RLock())
-        self.streams: dict[tuple[int, int], collections.deque[Any]] = collections.defaultdict(collections.deque)
-        self.random = random.Random(seed)
-        self.failure: BaseException | None = None
-        self.log: list[str] = []  # kinds of what was done, in order
-        self.here = threading.local()
-        self.next_handle = 1000
-        self.graves: list[np.ndarray] = []  # memory that was let go, and overwritten since
-
-    def handle(self) -> int:
-        with self.changed:
-            self.next_handle += 1
-            return self.next_handle
-
-    @property
-    def device(self) -> int:
-        """This thread's current device."""
-        return getattr(self.here, "device", 0)
-
-    def queue(self, stream: int, task: Any, device: int | None = None) -> None:
-        """Put a task on a stream of the current device."""
-        with self.changed:
-            self.streams[self.device if device is None else device, stream].append(task)
-            self.changed.notify_all()
-
-    def step(self) -> bool:
-        """Do one thing that may be done now; whether there was any."""
-        keys = [key for key, tasks in self.streams.items() if tasks]
-        self.random.shuffle(keys)
-        for key in keys:
-            task = self.streams[key][0]
-            try:
-                moved, ended = task.go()
-            except BaseException as error:
-                self.failure = error
-                raise
-            if ended:
-                self.streams[key].popleft()
-                self.log.append(type(task).__name__)
-            if moved or ended:
-                self.changed.notify_all()
-                return True
-        return False
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Take steps until something is true."""
-        give_up_at = time.monotonic() + STUCK_S
-        with self.changed:
-            while not done():
-                if self.failure is not None:
-                    raise AssertionError(f"the GPU failed: {self.failure!r}") from self.failure
-                if not self.step():
-                    self.changed.wait(0.02)
-                    assert time.monotonic() < give_up_at, f"deadlock: {self.waiting()}"
-
-    def ask(self, done: Callable[[], bool]) -> bool:
-        """Take a few steps; whether something is true then."""
-        with self.changed:
-            for _ in range(STEPS_PER_QUESTION):
-                if done() or not self.step():
-                    break
-            if self.failure is not None:
-                raise AssertionError(f"the GPU failed: {self.failure!r}") from self.failure
-            return done()
-
-    def finish(self) -> None:
-        """Do all that can be done. Fails if anything was written to memory after it was let go."""
-        with self.changed:
-            while self.step():
-                pass
-            assert all((memory == GARBAGE).all() for memory in self.graves), "memory was written after it was let go"
-
-    def waiting(self) -> dict[str, str]:
-        return {str(key): repr(tasks[0]) for key, tasks in self.streams.items() if tasks}
-
-
-class Kernel:
-    """Anything that computes or copies."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work = work
-
-    def go(self) -> tuple[bool, bool]:
-        self.work()
-        return True, True
-
-
-class Record:
-    """An event recorded. Waiting for the event means the last record of it so far."""
-
-    def __init__(self) -> None:
-        self.done = False
-
-    def go(self) -> tuple[bool, bool]:
-        self.done = True
-        return True, True
-
-
-class WaitFor:
-    def __init__(self, record: Record) -> None:
-        self.record = record
-
-    def go(self) -> tuple[bool, bool]:
-        return False, self.record.done
-
-
-class Group:
-    """Sends and receives between groupStart and groupEnd."""
-
-    def __init__(self, comm: FakeComm, messages: list[tuple[str, int, int, int]]) -> None:
-        self.comm = comm
-        self.messages = messages  # "send" or "recv", peer, address, nbytes
-        self.posted = False
-        self.open = len(messages)
-
-    def __repr__(self) -> str:
-        return f"Group of rank {self.comm.rank}, {self.open} open of {[m[:2] + m[3:] for m in self.messages]}"
-
-    def go(self) -> tuple[bool, bool]:
-        if self.comm.order[0] is not self:
-            return False, False
-        if not self.posted:
-            self.posted = True
-            for kind, peer, address, nbytes in self.messages:
-                self.comm.clique.meet(kind, self.comm.rank, peer, address, nbytes, self)
-            return True, False
-        if self.open:
-            return False, False
-        self.comm.order.popleft()
-        return True, True
-
-
-class Clique:
-    """What the ranks of an NCCL communicator share."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.halves: dict[tuple[int, int], collections.deque[Any]] = collections.defaultdict(collections.deque)
-
-    def meet(self, kind: str, rank: int, peer: int, address: int, nbytes: int, group: Group) -> None:
-        pair = (rank, peer) if kind == "send" else (peer, rank)
-        waiting = self.halves[pair]
-        if not waiting or waiting[0][0] == kind:
-            waiting.append((kind, address, nbytes, group))
-            return
-        _, other_address, other_nbytes, other = waiting.popleft()
-        assert nbytes == other_nbytes, f"{pair[0]} to {pair[1]}: {nbytes} bytes meet {other_nbytes}"
-        source, target = (address, other_address) if kind == "send" else (other_address, address)
-        ctypes.memmove(target, source, nbytes)
-        group.open -= 1
-        other.open -= 1
 
 
 class FakeComm:
@@ -419,6 +256,7 @@ class FakeCuda:
                 CUDARuntimeError=CUDARuntimeError,
             ),
             nccl=types.SimpleNamespace(
+                available=True,
                 NCCL_UINT8=1,
                 NcclError=NcclError,
                 groupStart=self._group_start,
@@ -463,14 +301,17 @@ class FakeCuda:
         return results
 
     def __enter__(self) -> FakeCuda:
-        self._before = sys.modules.get("cupy")
-        sys.modules["cupy"] = self.module
+        ours = {"cupy": self.module, "cupy.cuda": self.module.cuda, "cupy.cuda.nccl": self.module.cuda.nccl}
+        self._before = {name: sys.modules.get(name) for name in ours}
+        sys.modules.update(ours)
         return self
 
     def __exit__(self, *_: object) -> None:
-        del sys.modules["cupy"]
-        if self._before is not None:
-            sys.modules["cupy"] = self._before
+        for name, module in self._before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
 
     def _clique(self, size: int, unique_id: tuple[int, ...]) -> Clique:
         with self.machine.changed:

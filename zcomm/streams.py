@@ -40,6 +40,16 @@ def cupy() -> Any:
     return cupy
 
 
+def nccl() -> Any:
+    """The module of cupy's NCCL. Raises MissingExtra if cupy or NCCL itself is not installed."""
+    cupy()
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise MissingExtra("cupy finds no libnccl.so.2; pip install nvidia-nccl-cu13 (or -cu12, as your cupy)")
+    return nccl
+
+
 def index_of(
     device: str,  # "cuda:0"
 ) -> int:

@@ -27,7 +27,7 @@ WORLDS = {
 }
 CODECS = ("raw", "fp16", "int8", "int4:64")
 SIZES = (1, 1031, 4096)
-TRANSPORTS = ("gloo", "gloo in batches", "mpi", "mpi staged", "mpi gpu_aware", "nccl")
+TRANSPORTS = ("gloo", "gloo in batches", "nccl through torch", "nccl", "mpi", "mpi staged", "mpi gpu_aware")
 
 
 class Told(NamedTuple):
@@ -166,7 +166,7 @@ def on_local(world: str) -> list[Told]:
     return local.run(WORLDS[world].size, main)
 
 
-def rank_of_gloo(world: str, batches: bool) -> Told | None:
+def rank_of_gloo(world: str, form: str) -> Told | None:
     import torch
     import torch.distributed as dist
 
@@ -181,14 +181,15 @@ def rank_of_gloo(world: str, batches: bool) -> Told | None:
         @property
         def group(self) -> Any:
             inner = super().group
-            if batches:
+            if not self._eager:
                 return inner
             return Counted(inner, "send", count, lambda tensors, peer, tag: tensors[0].numel())
 
-    transport = CountedTransport(group)
-    transport._eager = not batches
-    arrays = Arrays(lambda x: torch.from_numpy(x.copy()), lambda x: x.numpy())
-    plain = dist.batch_isend_irecv
+        @property
+        def host(self) -> TorchTransport:
+            return CountedTransport(group, "cpu") if self.queued else self
+
+    plain, transport = dist.batch_isend_irecv, CountedTransport(group)
 
     def counted(batch: list[Any]) -> Any:
         for each in batch:
@@ -196,11 +197,47 @@ def rank_of_gloo(world: str, batches: bool) -> Told | None:
                 count.add(each.tensor.numel())
         return plain(batch)
 
-    dist.batch_isend_irecv = counted
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, dist, "batch_isend_irecv", plain)
+        dist.batch_isend_irecv = counted
+        transport._eager = form == "gloo"
+        arrays = Arrays(lambda x: torch.from_numpy(x.copy()), lambda x: x.numpy())
+        if form == "nccl through torch":
+            arrays = as_if_nccl(transport, stack, dist.get_rank())
         return program(transport, topology, arrays, count)
-    finally:
-        dist.batch_isend_irecv = plain
+
+
+def as_if_nccl(transport: Any, stack: contextlib.ExitStack, seed: int) -> Arrays:
+    """Let a transport over gloo take its memory for a GPU's: a batch waits for the current stream, as NCCL does."""
+    import torch
+    import torch.distributed as dist
+
+    cuda = stack.enter_context(FakeCuda(seed))
+    stack.enter_context(cuda.module.cuda.Stream())
+    use_queued_engine(cuda, stack)
+    counted = dist.batch_isend_irecv
+
+    def in_order(batch: list[Any]) -> Any:
+        cuda.module.cuda.get_current_stream().synchronize()
+        return counted(batch)
+
+    dist.batch_isend_irecv = in_order
+    for name, value in (
+        ("is_initialized", lambda: True),
+        ("ExternalStream", lambda ptr, device: ptr),
+        ("stream", lambda ptr: cuda.module.cuda.ExternalStream(ptr)),
+    ):
+        stack.callback(setattr, torch.cuda, name, getattr(torch.cuda, name))
+        setattr(torch.cuda, name, value)
+    transport.queued, transport.device = True, "cuda:0"
+    return Arrays(cuda.asarray, lambda x: x.get())
+
+
+def use_queued_engine(cuda: FakeCuda, stack: contextlib.ExitStack) -> None:
+    """Let the engine of GPUs be the native one, done late."""
+    stack.callback(setattr, select, "_cuda_engine", select._cuda_engine)
+    engine = QueuedEngine(cuda.machine, select.engine_named("native"))
+    select._cuda_engine = lambda index: engine
 
 
 def rank_of_mpi(world: str, form: str) -> Told | None:
@@ -219,9 +256,7 @@ def rank_of_mpi(world: str, form: str) -> Told | None:
             transport = MpiTransport(part)
         else:
             cuda = stack.enter_context(FakeCuda(seed=MPI.COMM_WORLD.rank))
-            kept = select._cuda_engine
-            stack.callback(lambda: setattr(select, "_cuda_engine", kept))
-            select._cuda_engine = lambda index: QueuedEngine(cuda.machine, select.engine_named("native"))
+            use_queued_engine(cuda, stack)
             transport = MpiDeviceTransport(part, "cuda:0", gpu_aware=form == "mpi gpu_aware")
             arrays = Arrays(cuda.asarray, lambda x: x.get())
         plain = transport.comm
@@ -260,10 +295,10 @@ def by_local() -> dict[str, list[Told]]:
 def test_every_transport_gives_the_same_bytes_for_the_same_bytes(name, world, by_local, request, monkeypatch):
     if name == "nccl":
         told = on_nccl(world, monkeypatch, seed=len(world))
-    elif name.startswith("gloo"):
-        told = request.getfixturevalue("torch_world").run(rank_of_gloo, world, name == "gloo in batches")
-    else:
+    elif name.startswith("mpi"):
         told = request.getfixturevalue("mpi_world").run(rank_of_mpi, world, name)
+    else:
+        told = request.getfixturevalue("torch_world").run(rank_of_gloo, world, name)
 
     for here, there in zip(told[: WORLDS[world].size], by_local[world], strict=True):
         assert here.results == there.results

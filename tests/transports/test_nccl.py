@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from fake_cuda import FakeCuda, Kernel, fake_gpus
+from fake_cuda import FakeCuda, fake_gpus
+from fake_cuda_machine import Kernel
 
 import zcomm
 from zcomm import Communicator, Feedback, Plan, Topology, streams

@@ -107,12 +107,13 @@ def rank_of_torch(world: str, backend: str) -> Told | None:
 def rank_of_cupy(world: str, unique_id: tuple[int, ...]) -> Told | None:
     import cupy
     import torch.distributed as dist
+    from cupy.cuda import nccl
 
     topology, count, rank = WORLDS[world], Counter(), dist.get_rank()
     if rank >= topology.size:
         return None
     with cupy.cuda.Device(rank):
-        comm = cupy.cuda.nccl.NcclCommunicator(topology.size, unique_id, rank)
+        comm = nccl.NcclCommunicator(topology.size, unique_id, rank)
         transport = NcclTransport(comm)
         count.total = lambda: (transport.wire_bytes_sent, 0)  # type: ignore[method-assign]
         with cupy.cuda.Stream(non_blocking=True):
@@ -131,16 +132,16 @@ def test_nccl_through_torch_gives_what_threads_give(processes, backend, world):
 @pytest.mark.parametrize("world", WORLDS)
 def test_nccl_through_cupy_gives_what_threads_give(processes, world):
     needs(WORLDS[world].size)
-    import cupy
+    from cupy.cuda import nccl
 
-    check(processes.run(rank_of_cupy, world, cupy.cuda.nccl.get_unique_id()), world)
+    check(processes.run(rank_of_cupy, world, nccl.get_unique_id()), world)
 
 
 @pytest.fixture
 def alone() -> Any:
     """An NCCL communicator of one rank."""
-    cupy = pytest.importorskip("cupy")
-    return cupy.cuda.nccl.NcclCommunicator(1, cupy.cuda.nccl.get_unique_id(), 0)
+    nccl = pytest.importorskip("cupy.cuda.nccl")
+    return nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
 
 
 @pytest.mark.gpu

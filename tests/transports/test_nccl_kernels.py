@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
-from fake_cuda import FakeCuda, Kernel, current
+from fake_cuda import FakeCuda, current
+from fake_cuda_machine import Kernel
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
 

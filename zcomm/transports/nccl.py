@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from zcomm.errors import BufferError, GroupError, TransportError
-from zcomm.streams import Mark, cupy, current_stream, index_of
+from zcomm.streams import Mark, cupy, current_stream, index_of, nccl
 from zcomm.transports.tags import TagRanges
 from zcomm.transports.transport import Parcel
 
@@ -55,7 +55,7 @@ class NcclTransport:
         self.tags = TagRanges(TAG_RANGES, name=f"{next(_numbers)}")
         self.lock = threading.Lock()  # NCCL lets one thread queue at a time
         self._cupy = cupy()
-        self.nccl = self._cupy.cuda.nccl
+        self.nccl = nccl()
         with self._cupy.cuda.Device(self.index):
             self.stream = self._cupy.cuda.Stream(non_blocking=True)
 
@@ -129,19 +129,19 @@ class _NcclExchange:
         if not (self._outgoing or self._incoming):
             return
         transport = self._transport
-        nccl, comm, stream = transport.nccl, transport.comm, transport.stream.ptr
+        library, comm, stream = transport.nccl, transport.comm, transport.stream.ptr
         with transport.lock:
             transport.check()
             transport.mark().precede(stream)
             try:
-                nccl.groupStart()
+                library.groupStart()
                 for peer, payload, _ in self._incoming:
-                    comm.recv(payload.data.ptr, payload.size, nccl.NCCL_UINT8, peer, stream)
+                    comm.recv(payload.data.ptr, payload.size, library.NCCL_UINT8, peer, stream)
                 for peer, payload, _ in self._outgoing:
-                    comm.send(payload.data.ptr, payload.size, nccl.NCCL_UINT8, peer, stream)
+                    comm.send(payload.data.ptr, payload.size, library.NCCL_UINT8, peer, stream)
                     transport.wire_bytes_sent += payload.size
-                nccl.groupEnd()
-            except nccl.NcclError as error:
+                library.groupEnd()
+            except library.NcclError as error:
                 peers = sorted({parcel.peer for parcel in (*self._outgoing, *self._incoming)})
                 raise TransportError(f"exchange with ranks {peers}: {error}") from error
             self._done = Mark(transport.index, stream)
