@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from zcomm.errors import EngineError, MissingExtra, PeerTimeout
 
+DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
 NOT_READY = 600  # cudaErrorNotReady
 HOST_TO_DEVICE, DEVICE_TO_HOST, DEVICE_TO_DEVICE = 1, 2, 3  # cudaMemcpyKind
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 10e-6, 1e-3  # between questions whether the GPU is done
@@ -207,8 +208,12 @@ class Lane:
         kinds = set(map(is_torch, arrays))
         return Gate(mark, self.device, True in kinds, False in kinds)
 
-    def close(self, timeout_s: float | None) -> None:
+    def close(
+        self,
+        timeout_s: float | None,  # None: DEFAULT_TIMEOUT_S
+    ) -> None:
         """Let the host wait until the lane is empty. Raises PeerTimeout if timeout_s passes first."""
+        timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         Mark(self.device, self.stream.ptr).settle(timeout_s, "the GPU was not done with what the communicator queued")
         with self._lock:
             self._held.clear()

@@ -84,7 +84,10 @@ class Work:
         return self._error
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call callback(self) when complete, at once if it is; on the thread that completes it. Must not block."""
+        """Call callback(self) when complete, at once if it is; on the thread that completes it. Must not block.
+
+        On a GPU that is when the call is queued: what callback queues after wait() finds the result.
+        """
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)

@@ -15,6 +15,7 @@ import oracle
 import pytest
 from fake_cuda import FakeCuda, fake_gpus
 from fake_cuda_machine import Kernel
+from impatience import shorten
 
 import zcomm
 from zcomm import Communicator, Feedback, Plan, Topology, streams
@@ -217,6 +218,18 @@ def test_a_work_whose_peer_does_not_come_is_not_complete(cuda):
             return x.get().tolist()
 
     assert cuda.run(2, program) == [[2.0] * 100] * 2
+
+
+def test_closing_gives_up_on_a_peer_that_does_not_come(cuda):
+    def program(nccl):
+        comm = Communicator(nccl, Plan("int8", check="never"))
+        if comm.rank == 0:
+            comm.all_reduce(cuda.asarray(np.ones(100, np.float32)))
+            shorten(comm, 0.2)
+            with pytest.raises(PeerTimeout, match=r"what the communicator queued within 0\.2 s"):
+                comm.close()
+
+    cuda.run(2, program)
 
 
 def test_an_error_of_nccl_names_the_way_out(cuda):

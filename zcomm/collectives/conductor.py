@@ -177,7 +177,8 @@ class Conductor:
         with self._lock:
             self._closed = True
         self._worker.close()
-        self.lane.close(self.plan.timeout_s)
+        if not self.transport.tags.frozen:  # else a call has failed, and what it queued may never be done
+            self.lane.close(self.plan.timeout_s)
         self.scratch.clear()
         self._give_back_tags()
         self._settler.clear()

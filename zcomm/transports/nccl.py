@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 
 from zcomm.errors import BufferError, GroupError, TransportError
-from zcomm.streams import Mark, cupy, current_stream, index_of, nccl
+from zcomm.streams import DEFAULT_TIMEOUT_S, Mark, cupy, current_stream, index_of, nccl
 from zcomm.transports.tags import TagRanges
 from zcomm.transports.transport import Parcel
 
-DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
 TAG_RANGES = 512  # unused by NCCL, but counted alike over every transport
 _numbers = itertools.count()  # of the transports that this process makes
 IN_PROGRESS = 7  # ncclResult_t

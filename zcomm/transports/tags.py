@@ -39,7 +39,7 @@ class TagRanges:
         self._first_tag = first_tag
         self._taken = 0  # bit i: range i
         self._meetings = 0
-        self._frozen = False
+        self.frozen = False
         self._lock = threading.Lock()
 
     def meeting(self) -> int:
@@ -71,7 +71,7 @@ class TagRanges:
 
     def freeze(self) -> None:
         """Give nothing back from now on: a call has failed, and messages may still be on their way."""
-        self._frozen = True
+        self.frozen = True
 
     def give_back(
         self,
@@ -79,5 +79,5 @@ class TagRanges:
     ) -> None:
         """Let another communicator have the range: nothing carries its tags any more."""
         with self._lock:
-            if not self._frozen:
+            if not self.frozen:
                 self._taken &= ~(1 << (first_tag - self._first_tag) // TAGS_PER_COMMUNICATOR)
