@@ -74,7 +74,8 @@ def _no_file_stays(tmp_path: Path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     yield
-    assert [path for path in folder.iterdir() if not path.name.startswith("ompi.")] == []  # Open MPI's, when killed
+    killed_open_mpi = ("ompi.", "prted.")  # what it leaves
+    assert [path for path in folder.iterdir() if not path.name.startswith(killed_open_mpi)] == []
 
 
 @needs_namespaces
@@ -175,7 +176,8 @@ def test_ranks_that_leave_at_different_times_do_not_make_mpiexec_fall(tmp_path):
     last, others = 2, (0, 1, 3, 4, 5)
     running = Cluster("--quiet", "--ranks-per-node", "3", "--mpi", "--", *MPI, STAY, str(tmp_path))
     wait_for(lambda: all((tmp_path / f"there{rank}").exists() for rank in range(6)))
-    (mpiexec,) = [pid for pid, words in running.processes().items() if "/mpiexec " in words.partition("-c")[0]]
+    launchers = ("mpiexec", "prterun")  # MPICH's, Open MPI's
+    (mpiexec,) = [pid for pid, words in running.processes().items() if words.partition(" ")[0].endswith(launchers)]
     os.kill(mpiexec, signal.SIGSTOP)
     for rank in others:
         (tmp_path / f"leave{rank}").touch()
