@@ -13,6 +13,7 @@ settings.register_profile("zcomm", deadline=None, suppress_health_check=[HealthC
 settings.load_profile("zcomm")
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent / "collectives"))
+sys.path.insert(0, str(Path(__file__).parent / "promises"))
 
 
 @pytest.fixture(scope="session")
