@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent / "tools"))
 from cluster_runs import HANG_S, ROOT, environment, needs_namespaces
 
 import zcomm
+from zcomm.engines import native
 
 ABOUT = {"command", "zcomm", "python", "numpy", "engine", "cpu", "cores", "load_average", "platform"}
 
@@ -41,6 +43,25 @@ def test_overhead(tmp_path):
     assert found == [(h, c, name) for h in (1, 2) for c in ("raw", "int8", "int4") for name in collectives]
     assert {row["nbytes"] for row in rows} == {992}  # four equal shards
     assert all(0 < row["median_us"] <= row["p90_us"] for row in rows)
+
+
+def test_kernels(tmp_path):
+    if why := native.why_missing():
+        pytest.skip(why)
+    words = ("--n", "1Ki", "--rounds", "1", "--engines", "native,reference,torch", "--only", "int8")
+    rows = rows_of(tmp_path, "kernels.py", *words)
+
+    engines = [f"native {build}" for build in native.builds()] + ["reference"]
+    engines += ["torch eager"] if importlib.util.find_spec("torch") else []
+    float32 = [row for row in rows if row["dtype"] == "float32"]
+    assert {row["engine"] for row in float32} == set(engines)
+    assert [row["op"] for row in float32[:4]] == ["encode", "decode", "reduce", "reduce_encode"]
+    assert {row["exact"] for row in rows if row["engine"] != "torch eager"} == {True}
+    wire_nbytes = zcomm.codec("int8").nbytes(1024)
+    moved = [4096 + wire_nbytes, wire_nbytes + 4096, 4 * wire_nbytes + 4096, 5 * wire_nbytes]
+    assert [row["moved_nbytes"] for row in float32[:4]] == moved
+    for row in rows:
+        assert row["rate_gb_s"] == pytest.approx(row["moved_nbytes"] / row["time_us"] / 1e3, abs=0.01, rel=0.01)
 
 
 @needs_namespaces
