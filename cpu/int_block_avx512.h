@@ -107,7 +107,7 @@ ZC_FN void sum_int4_columns(zc_i64 half, zc_i64 j, zc_i64 codes_at, const zc_u8 
     for (int r = 0; r < N; ++r) {
       const Words pairs = bytes_of(wires[w] + codes_at + j + 16 * r);
       const Floats of_low = _mm512_permutexvar_ps((__m512i)pairs, products);
-      const Floats of_high = _mm512_permutexvar_ps((__m512i)(pairs >> 4), products);
+      const Floats of_high = _mm512_permutexvar_ps((__m512i)upper_nibbles(pairs), products);
       low[r] = low[r] + of_low;
       high[r] = high[r] + of_high;
     }

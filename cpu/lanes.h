@@ -55,6 +55,8 @@ ZC_FN Words larger(Words a, Words b) { return (Words)_mm512_max_epi32((__m512i)a
 ZC_FN Words smaller(Words a, Words b) { return (Words)_mm512_min_epi32((__m512i)a, (__m512i)b); }
 ZC_FN Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 ZC_FN Words bytes_of(const zc_u8 *p) { return (Words)_mm512_cvtepu8_epi32(load_half(p)); }
+// A byte in each lane, shifted down by a multiplication: where shuffles are many, they and shifts wait for each other.
+ZC_FN Words upper_nibbles(Words bytes) { return (Words)_mm512_mulhi_epu16((__m512i)bytes, _mm512_set1_epi16(0x1000)); }
 ZC_FN bool any_nan(Floats a, Floats b) {
   return (_mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(b, b, _CMP_UNORD_Q)) != 0;
 }
@@ -109,6 +111,7 @@ ZC_FN Words larger(Words a, Words b) { return (Words)_mm256_max_epi32((__m256i)a
 ZC_FN Words smaller(Words a, Words b) { return (Words)_mm256_min_epi32((__m256i)a, (__m256i)b); }
 ZC_FN Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 ZC_FN Words bytes_of(const zc_u8 *p) { return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)); }
+ZC_FN Words upper_nibbles(Words bytes) { return bytes >> 4; }
 ZC_FN bool any_nan(Floats a, Floats b) {
   const __m256 nans = _mm256_or_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q), _mm256_cmp_ps(b, b, _CMP_UNORD_Q));
   return _mm256_movemask_ps(nans) != 0;

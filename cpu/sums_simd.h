@@ -113,7 +113,7 @@ struct E2m1Sums {
         for (int r = 0; r < R / 2; ++r) {
           const Words pairs = bytes_of(codes + r * LANES);
           total[a * R + r] = total[a * R + r] + numbers[pairs];
-          total[a * R + r + R / 2] = total[a * R + r + R / 2] + numbers[pairs >> 4];
+          total[a * R + r + R / 2] = total[a * R + r + R / 2] + numbers[upper_nibbles(pairs)];
         }
       }
     sink.put(i, total);
