@@ -1,4 +1,7 @@
-"""Every program of bench/ runs, on sizes that take no time, and writes rows that say what they are."""
+"""Programs of bench/ run, on sizes that take no time, and write rows that say what they are.
+
+training.py runs in tests/tools/test_demo.py.
+"""
 
 from __future__ import annotations
 
@@ -89,16 +92,3 @@ def test_mpi(tmp_path):
         assert plain["max_error"] < 1e-6 < int8["max_error"] < 0.1
         assert zcomm.codec("int8").nbytes(n) < int8["node_tx_bytes"] < plain["node_tx_bytes"] / 3
         assert int8["speedup_over_mpi"] == pytest.approx(plain["time_ms"] / int8["time_ms"])
-
-
-@pytest.mark.slow
-@needs_namespaces
-def test_training(tmp_path):
-    for package in ("torch", "rich"):
-        pytest.importorskip(package)
-    words = ("--quick", "--links", "none", "--recipes", "bf16,bf16_two_hop", "--steps", "1", "--loss-steps", "1")
-    rows = rows_of(tmp_path, "training.py", *words, "--ranks-per-node", "1")
-
-    assert [(row["recipe"], row["steps_counted"]) for row in rows] == [("bf16", 1), ("bf16_two_hop", 1)]
-    assert rows[0]["speedup_over_bf16"] == 1.0
-    assert rows[0]["val_loss"] == pytest.approx(rows[1]["val_loss"], rel=0.01)

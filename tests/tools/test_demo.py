@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from cluster_runs import HANG_S, Cluster, environment, needs_namespaces
+from cluster_runs import HANG_S, ROOT, Cluster, environment, needs_namespaces
 
 from zcomm.tools import demo
 from zcomm.tools.demo_plan import BASELINES
@@ -51,6 +51,7 @@ def test_the_json_has_the_promised_keys(short_run):
     _, found, _ = short_run
 
     assert (found["link"], found["nodes"], found["ranks_per_node"]) == ("200mbit", 2, 2)
+    assert found["about"]["command"].startswith("zcomm demo --quick")
     assert [recipe["name"] for recipe in found["recipes"]] == list(demo.RECIPES)
     for recipe in found["recipes"]:
         assert recipe.keys() >= RECIPE_KEYS
@@ -96,17 +97,23 @@ def test_stats_count_exactly_what_the_codecs_make_of_the_model(short_run):
 
 
 @needs_namespaces
-def test_losses_are_the_same_in_every_run(short_run, tmp_path):
+def test_losses_are_the_same_in_every_run_also_of_the_benchmark(short_run, tmp_path):
+    """bench/training.py runs the demo's two launches for itself, here with fewer recipes and steps."""
     first = {recipe["name"]: recipe["val_loss"] for recipe in short_run[1]["recipes"]}
 
     path = tmp_path / "again.json"
-    ended = run_demo(
-        "--quick", "--link", "none", "--recipes", "fp32,zeropp", "--steps", "1", "--loss-steps", "2",
-        "--json", str(path),
-    )  # fmt: skip
+    words = ("--quick", "--links", "none", "--recipes", "fp32,zeropp", "--steps", "1", "--loss-steps", "2")
+    command = [sys.executable, str(ROOT / "bench" / "training.py"), *words, "--json", str(path)]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    again = {recipe["name"]: recipe["val_loss"] for recipe in json.loads(path.read_text())["recipes"]}
-    assert again == {name: first[name] for name in again}
+    again = json.loads(path.read_text())
+
+    assert again["about"]["command"].startswith("python bench/training.py --quick")
+    assert [(row["link"], row["recipe"], row["steps_counted"]) for row in again["rows"]] == [
+        ("none", "fp32", 1),
+        ("none", "zeropp", 1),
+    ]
+    assert all(row["val_loss"] == first[row["recipe"]] for row in again["rows"])
     assert first["zeropp"] == pytest.approx(first["fp32"], rel=0.01)
 
 
