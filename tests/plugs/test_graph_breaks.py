@@ -57,6 +57,8 @@ def check_calls(kind: str) -> None:
         return y - 1.0
 
     function = {"direct": direct, "asynchronous": asynchronous, "own communicator": own_communicator}[kind]
+    torch._dynamo.reset()  # of what earlier tests on these ranks have compiled
+    torch._dynamo.utils.counters.clear()
     run, graphs = compiled(function)
     for call in range(4):
         inputs = everyones(call)
