@@ -4,7 +4,8 @@
    that share a GPU, and over NCCL where there are several
 2. compute-sanitizer, where it is installed, over a short list
 3. first use of each kernel: compiled, and read from the cache by another process
-4. GB/s of bytes moved by each verb, beside the device-to-device copy of the same size in the same run, interleaved
+4. GB/s of bytes moved by each verb, beside the device-to-device copy of the same size in the same run, interleaved;
+   codecs behind a rotation beside the same without
 5. one FSDP2 step over NCCL with zcomm's collectives, if this version has them for GPUs
 
 Each part says how it went whether or not the others did. Needs torch and cupy; nothing is downloaded.
@@ -32,11 +33,15 @@ TESTS = ROOT / "tests" / "engines"
 sys.path[:0] = [str(ROOT), str(TESTS)]
 
 from zcomm.buffers import DType  # noqa: E402
-from zcomm.engines import cuda, cuda_compile, cuda_device  # noqa: E402
+from zcomm.engines import cuda_compile, cuda_device, cuda_kernels  # noqa: E402
 from zcomm.engines.cuda import CudaEngine  # noqa: E402
 from zcomm.engines.cuda_device import CudaDevice  # noqa: E402
 from zcomm.engines.engine import NO_FINISH  # noqa: E402
 from zcomm.engines.reference import ReferenceEngine  # noqa: E402
+from zcomm.wire.codec import padded  # noqa: E402
+from zcomm.wire.draw import Draw  # noqa: E402
+from zcomm.wire.hadamard import Hadamard  # noqa: E402
+from zcomm.wire.nvfp4 import NvFp4  # noqa: E402
 from zcomm.wire.registry import codec  # noqa: E402
 
 Part = dict[str, Any]
@@ -45,6 +50,11 @@ SIZES_MIB = (256, 1024)  # of elements
 DTYPES = (DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16)
 CHUNKS = 8  # of a reduce
 TARGETS = {"encode": 0.85, "decode": 0.85, "reduce": 0.80}  # share of the copy's bandwidth
+ROTATED_TARGET = 0.95  # of the speed without the rotation
+USUAL = ("int8", "int4", "bf16", "raw")
+OTHERS = ("int8:stochastic", "int4:stochastic", "int4:shift", "int8:asym", "fp8_e4m3", "mxfp8", "mxfp4", "nvfp4")
+OTHERS += ("int4:64", "hadamard:int8", "hadamard:int4")
+DRAW = Draw(seed=1, call=2, first=0)
 
 
 def main() -> int:
@@ -119,7 +129,8 @@ def brief() -> Part:
     engine = HostedEngine(CudaDevice(0))
     cuda_checks.check_briefly(engine)
     cuda_checks.check_few(engine)
-    return {"compared": "check_briefly, check_few"}
+    cuda_checks.check_more(engine)
+    return {"compared": "check_briefly, check_few, check_more"}
 
 
 def sanitizer() -> Part:
@@ -142,10 +153,10 @@ def sanitizer() -> Part:
 
 def first_use() -> Part:
     """Milliseconds until each of the usual kernels is loaded, in this process."""
-    kinds = [codec(spec) for spec in ("int8", "int4")]
-    kernels = [cuda.encode_kernels(kind, DType.BFLOAT16).fast for kind in kinds]
-    kernels += [cuda.sum_kernels(kind, DType.BFLOAT16).fast for kind in kinds]
-    kernels += [cuda.sum_encode_kernels(kind, kind).fast for kind in kinds]
+    kinds = [codec(spec) for spec in ("int8", "int4", "int4:stochastic", "nvfp4", "hadamard:int4")]
+    kernels = [cuda_kernels.encode_kernels(kind, DType.BFLOAT16).fast for kind in kinds]
+    kernels += [cuda_kernels.sum_kernels(kind, DType.BFLOAT16).fast for kind in kinds]
+    kernels += [cuda_kernels.sum_encode_kernels(kind, kind).fast for kind in kinds[:3]]
     device, took_ms = CudaDevice(0), {}
     device.table([0])  # the context
     for kernel in kernels:
@@ -176,24 +187,41 @@ def bandwidth() -> Part:
 
     rows = []
     engine = CudaEngine(CudaDevice(0))
-    head = f"{'verb':<14} {'codec':<6} {'dtype':<9} {'MiB':>5} {'GB/s':>8} {'copy':>8} {'share':>6}  right"
+    head = f"{'verb':<14} {'codec':<15} {'dtype':<9} {'MiB':>5} {'GB/s':>8} {'copy':>8} {'share':>6}  right"
     print(head)
     for size_mib in SIZES_MIB:
         for dtype in DTYPES:
             n = size_mib * 2**20 // dtype.itemsize
             if cupy.cuda.runtime.memGetInfo()[0] < (CHUNKS + 5) * size_mib * 2**20:
                 continue  # raw needs that much
-            for spec in ("int8", "int4", "bf16", "raw"):
+            for spec in USUAL + (OTHERS if size_mib == SIZES_MIB[0] and dtype is not DType.FLOAT16 else ()):
                 rows += measure(cupy, engine, spec, dtype, n, size_mib)
             cupy.get_default_memory_pool().free_all_blocks()
     sweep = [grid_row(cupy, engine, ctas_per_sm) for ctas_per_sm in (8, 16, 32, 64, 128)]
     short = [row for row in rows if row["verb"] in TARGETS and row["share"] < TARGETS[row["verb"]]]
+    rotated = rotated_rows(rows)
+    slow = [row for row in rotated if row["verb"] in TARGETS and row["of plain"] < ROTATED_TARGET]
     return {
         "ok": all(row["right"] for row in rows),
-        "within_target": not short,
+        "within_target": not short and not slow,
+        "rotated": rotated,
         "ctas_per_sm": sweep,
         "rows": rows,
     }
+
+
+def rotated_rows(rows: list[Part]) -> list[Part]:
+    """Each row of a hadamard codec beside the row of the codec inside."""
+    where = ("verb", "dtype", "MiB")
+    plain = {(row["codec"], *(row[key] for key in where)): row["GB/s"] for row in rows}
+    found = []
+    for row in rows:
+        if row["codec"].startswith("hadamard:"):
+            which = [row[key] for key in where]
+            of_plain = round(row["GB/s"] / plain[(row["codec"].removeprefix("hadamard:"), *which)], 3)
+            found.append({"codec": row["codec"]} | dict(zip(where, which, strict=True)) | {"of plain": of_plain})
+            print(f"{row['codec']} {' '.join(map(str, which))} MiB: {of_plain:.2f} of the speed without the rotation")
+    return found
 
 
 def measure(cupy: Any, engine: CudaEngine, spec: str, dtype: DType, n: int, size_mib: int) -> list[Part]:
@@ -205,18 +233,18 @@ def measure(cupy: Any, engine: CudaEngine, spec: str, dtype: DType, n: int, size
     y = cupy.empty(nbytes, np.uint8)
     chunks = cupy.empty((CHUNKS, wire_nbytes), np.uint8)  # each in a place of its own, or caches would serve them
     wires = [chunks.data.ptr + i * wire_nbytes for i in range(CHUNKS)]
-    engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr)
+    engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr, DRAW)
     chunks[:] = wire
     verbs: dict[str, tuple[Callable[[], None], int]] = {
         "copy": (lambda: y.data.copy_from_device_async(x.data, nbytes), 2 * nbytes),
-        "encode": (lambda: engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr), nbytes + wire_nbytes),
+        "encode": (lambda: engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr, DRAW), nbytes + wire_nbytes),
         "decode": (lambda: engine.decode(kind, wire.data.ptr, n, y.data.ptr, dtype), nbytes + wire_nbytes),
         "reduce": (
             lambda: engine.reduce(kind, wires, n, NO_FINISH, y.data.ptr, dtype),
             nbytes + CHUNKS * wire_nbytes,
         ),
         "reduce_encode": (
-            lambda: engine.reduce_encode(kind, wires, n, NO_FINISH, kind, again.data.ptr),
+            lambda: engine.reduce_encode(kind, wires, n, NO_FINISH, kind, again.data.ptr, DRAW),
             (CHUNKS + 1) * wire_nbytes,
         ),
     }
@@ -235,7 +263,7 @@ def measure(cupy: Any, engine: CudaEngine, spec: str, dtype: DType, n: int, size
             row |= {"copy GB/s": round(gb_s["copy"], 1), "share": round(gb_s[verb] / gb_s["copy"], 3), "right": right}
             rows.append(row)
             print(
-                f"{verb:<14} {spec:<6} {dtype.spelling:<9} {size_mib:>5} {gb_s[verb]:>8.0f} {gb_s['copy']:>8.0f} "
+                f"{verb:<14} {spec:<15} {dtype.spelling:<9} {size_mib:>5} {gb_s[verb]:>8.0f} {gb_s['copy']:>8.0f} "
                 f"{row['share']:>6.2f}  {right}",
                 flush=True,
             )
@@ -250,16 +278,29 @@ def elements(cupy: Any, dtype: DType, n: int) -> Any:
 
 
 def compare(cupy: Any, engine: CudaEngine, kind: Any, x: Any, wire: Any, dtype: DType, n: int) -> bool:
-    """Whether the codes of the first elements are those of the reference."""
-    few = 1 << 16
-    start = 2 * -(-n // kind.block) if kind.dtype is None else 0
-    engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr)
+    """Whether scales and codes of the first elements are those of the reference."""
+    few = 1 << 16  # whole blocks of every codec here
+    engine.encode(kind, x.data.ptr, n, dtype, wire.data.ptr, DRAW)
     host, small = cupy.asnumpy(x[: few * dtype.itemsize]), np.empty(kind.nbytes(few), np.uint8)
-    ReferenceEngine().encode(kind, host.ctypes.data, few, dtype, small.ctypes.data)
-    scales = 2 * -(-few // kind.block) if kind.dtype is None else 0
-    codes_at, codes = -(-start // 16) * 16, small[-(-scales // 16) * 16 :]
-    found = cupy.asnumpy(wire[codes_at : codes_at + codes.size]), cupy.asnumpy(wire[:scales])
-    return bool((found[0] == codes).all() and (found[1] == small[:scales]).all())
+    ReferenceEngine().encode(kind, host.ctypes.data, few, dtype, small.ctypes.data, DRAW)
+    return all(
+        bool((cupy.asnumpy(wire[start : start + nbytes]) == small[small_start : small_start + nbytes]).all())
+        for (start, _), (small_start, nbytes) in zip(parts(kind, n), parts(kind, few), strict=True)
+    )
+
+
+def parts(kind: Any, n: int) -> list[tuple[int, int]]:  # first byte, bytes
+    """Where a chunk has its scales and codes, by docs/wire-format.md."""
+    if isinstance(kind, Hadamard):
+        return parts(kind.inner, kind.n_rotated(n))
+    if kind.dtype is not None:
+        return [(0, n * kind.dtype.itemsize)]
+    if isinstance(kind, NvFp4):
+        sizes = [4 * -(-n // 1024), -(-n // 16), -(-n // 8) * 4]
+    else:
+        sizes = [kind.scale_nbytes * -(-n // kind.block), -(-n // 8) * kind.bits]
+    starts = [0, *np.cumsum([padded(size) for size in sizes])[:-1].tolist()]
+    return list(zip(starts, sizes, strict=True))
 
 
 def timed(cupy: Any, launch: Callable[[], None]) -> float:

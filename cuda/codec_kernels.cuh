@@ -150,36 +150,42 @@ ZC_DEVICE void each_column(const Chunk<Codec> &chunk, const Source &source, zc_i
   }
 }
 
-template <class Codec, class Source>
-ZC_DEVICE typename Codec::Seen see_block(const Chunk<Codec> &chunk, const Source &source, zc_i64 b, const Team &team) {
-  typename Codec::Seen seen;
-  each_column(chunk, source, b, team, [&](const Tile &tile, const float *x) {
-#pragma unroll
-    for (int s = 0; s < Codec::SEGMENTS; ++s)
-      if (tile.first + s * tile.stride < chunk.n) seen.see(x[s]);
-  });
-  return team.most(seen);
-}
-
+// Passes over each block: one for its scale, one for its codes. Before them, where units have a scale, one for that.
 template <class Codec, class Source>
 ZC_DEVICE void encode_any(const Chunk<Codec> &chunk, const Source &source, const Chance &chance, zc_i64 u,
                           const Team &team, zc_u32 block_team, zc_u8 *wire) {
   Codec codec = chunk.codec;
-  if constexpr (Codec::UNIT_SCALE_NBYTES) {
-    zc_u32 largest = 0;  // of finite blocks
+  zc_u32 largest = 0;  // of finite blocks
+#pragma unroll 1  // the code of one pass serves all: it is large
+  for (int last_pass = Codec::UNIT_SCALE_NBYTES ? 0 : 1; last_pass < 2; ++last_pass) {
     each_block(chunk, u, team, block_team, [&](zc_i64 b, const Team &of_block) {
-      largest = larger(largest, see_block(chunk, source, b, of_block).finite());
+      typename Codec::Seen seen;
+      typename Codec::Scale scale{};
+#pragma unroll 1
+      for (int pass = 0; pass <= last_pass; ++pass) {
+        each_column(chunk, source, b, of_block, [&](const Tile &tile, const float *x) {
+          if (pass == 0) {
+#pragma unroll
+            for (int s = 0; s < Codec::SEGMENTS; ++s)
+              if (tile.first + s * tile.stride < chunk.n) seen.see(x[s]);
+          } else {
+            store_codes<Codec::SEGMENTS, 1>(chunk, codec, tile, x, scale, chance, wire);
+          }
+        });
+        if (pass == 0) {
+          seen = of_block.most(seen);
+          scale = scale_of(chunk, codec, b, seen, chance);
+        }
+      }
+      largest = larger(largest, seen.finite());
+      if (last_pass == 1 && of_block.rank == 0) store_bits(wire + chunk.scale_at(b), codec.stored(scale));
     });
-    const zc_u32 bits = codec.unit_scale(team.max(largest));
-    if (team.rank == 0) store_bits(wire + chunk.unit_scale_at(u), bits);
+    if constexpr (Codec::UNIT_SCALE_NBYTES) {
+      if (last_pass == 1) break;
+      const zc_u32 bits = codec.unit_scale(team.max(largest));
+      if (team.rank == 0) store_bits(wire + chunk.unit_scale_at(u), bits);
+    }
   }
-  each_block(chunk, u, team, block_team, [&](zc_i64 b, const Team &of_block) {
-    const auto scale = scale_of(chunk, codec, b, see_block(chunk, source, b, of_block), chance);
-    each_column(chunk, source, b, of_block, [&](const Tile &tile, const float *x) {
-      store_codes<Codec::SEGMENTS, 1>(chunk, codec, tile, x, scale, chance, wire);
-    });
-    if (of_block.rank == 0) store_bits(wire + chunk.scale_at(b), codec.stored(scale));
-  });
 }
 
 template <class E, class Codec>

@@ -257,6 +257,8 @@ MORE_KERNELS = (
     "sum<NvFp4<16>, Float32>",
     "sum<NvFp4<0>, Float32>",
     "encode<Fp8Block<zc_e5m2, 0>, Elements<Float16>>",
+    "encode<IntAsym<0, 0>, Elements<Float16>>",
+    "encode<IntShift<0, 0>, Elements<Float16>>",
 )
 
 
@@ -264,8 +266,10 @@ def check_more(engine: CudaEngine) -> None:
     """What MORE_KERNELS can do: the list that bugs planted in rotations, random bits and units must not survive."""
     rng, dtype = np.random.default_rng(13), DType.FLOAT16
     specs = ("hadamard:int4", "hadamard:int4:8", "hadamard:int7:96", "int8:stochastic", "int3:40:stochastic")
-    for kind in map(codec, (*specs, "nvfp4", "fp8_e5m2:40")):
+    for kind in map(codec, (*specs, "nvfp4", "fp8_e5m2:40", "int4:40:asym", "int3:40:shift")):
         check_encodings(engine, kind, (("normal", 2 * 1024 + 77), ("some infinite", 1061), ("normal", 5)), dtype, rng)
+    kind, positive = codec("int4:40:asym"), (2 + rng.random(45)).astype(np.float16)
+    assert inputs.encode(engine, kind, positive, dtype) == inputs.encode(REFERENCE, kind, positive, dtype)
     for kind in map(codec, ("hadamard:int4", "nvfp4")):
         wires = [encoded(kind, "normal", 1101, rng) for _ in range(2)]
         for offset in (0, 2):
@@ -287,7 +291,7 @@ def check_encodings(
     """Encode, aligned and not, with random bits that begin anywhere."""
     for name, n in cases:
         x = inputs.elements(name, rng, n, dtype)
-        for offset, first in ((0, 2**35 + 256), (2, 2**64 - 3)):
+        for offset, first in ((0, 2**35 + 256), (0, 2**64 - 3), (2, 5)):
             draw = inputs.DRAW._replace(first=first)
             wire = inputs.encode(REFERENCE, kind, x, dtype, 0, draw)
             assert inputs.encode(engine, kind, x, dtype, offset, draw) == wire, (str(kind), name, n, offset)

@@ -10,11 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cuda_on_cpu import KERNELS, OFFSETS
+from cuda_on_cpu import SPECS
 
+from zcomm.buffers import DType
 from zcomm.engines import cuda_compile, cuda_device, select
 from zcomm.engines.cuda_compile import Target
+from zcomm.engines.cuda_kernels import every_kernel
 from zcomm.errors import EngineError, MissingExtra
+from zcomm.wire.registry import codec
 
 pytest.importorskip("cupy", reason="no cupy: pip install 'zcomm-collectives[cuda]'")
 
@@ -36,25 +39,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_every_kernel_compiles_for_every_architecture() -> None:
-    kernels = [kernel for kernel in KERNELS if kernel not in OFFSETS]
-    targets = [Target(arch, is_ptx=False) for arch in (80, 90, 100, 120)]
-    with ThreadPoolExecutor(2) as threads:  # the compiler lets go of the GIL
-        images = list(threads.map(lambda target: cuda_compile.compile_kernels(kernels, target), targets))
+def test_kernels_compile_for_every_architecture_and_keep_their_roundings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some for every architecture, every other one for one of them: each codec has several.
+    usual = every_kernel([codec(spec) for spec in ("int8", "nvfp4", "hadamard:int4")], (), [DType.BFLOAT16])
+    every = every_kernel([codec(spec) for spec in SPECS], (), [DType.BFLOAT16])  # dtypes differ in one element's bits
+    others = [kernel for kernel in every if kernel not in usual]
+    shares = {Target(arch, is_ptx=False): usual + others[i::4] for i, arch in enumerate((80, 90, 100, 120))}
+    nvrtc, ptx = cuda_compile._nvrtc(), []
+    get_cubin = nvrtc.getCUBIN
+    monkeypatch.setattr(nvrtc, "getCUBIN", lambda program: (ptx.append(nvrtc.getPTX(program)), get_cubin(program))[1])
 
-    for target, image in zip(targets, images, strict=True):
+    with ThreadPoolExecutor(2) as threads:  # the compiler lets go of the GIL
+        images = list(threads.map(lambda target: cuda_compile.compile_kernels(shares[target], target), shares))
+
+    for (target, kernels), image in zip(shares.items(), images, strict=True):
         assert image.binary.startswith(b"\x7fELF"), target
         assert [name for name in kernels if image.symbols[name].encode() not in image.binary] == [], target
-
-
-def test_no_kernel_contracts_flushes_or_approximates() -> None:
-    kernels = [kernel for kernel in KERNELS if kernel not in OFFSETS]
-    ptx = cuda_compile.compile_kernels(kernels, Target(80, is_ptx=True)).binary.decode()
-
-    assert len(re.findall(r"\.entry ", ptx)) == len(kernels)
-    assert "mul.rn.f32" in ptx
-    assert "div.rn.f32" in ptx
-    assert ROUNDED_OTHERWISE.findall(ptx) == []
+    text = "\n".join(of if isinstance(of, str) else of.decode() for of in ptx)
+    assert len(re.findall(r"\.entry ", text)) == sum(map(len, shares.values()))
+    assert "mul.rn.f32" in text
+    assert "div.rn.f32" in text
+    assert ROUNDED_OTHERWISE.findall(text) == []
 
 
 @pytest.mark.parametrize("expression", ["__fmaf_rn(x[0], x[1], x[2])", "__fdividef(x[0], x[1])", "__expf(x[0])"])
