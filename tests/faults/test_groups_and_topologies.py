@@ -157,6 +157,37 @@ def test_shards_are_in_the_order_of_the_group(torch_world):
     assert torch_world.run(check_shards_follow_the_group_s_ranks)[0] == [0.0, 1.0, 3.0]
 
 
+def check_node_sizes_over_gloo() -> None:
+    """C6: flat, 2 x 2 and round robin over one group, in flight at once; one closed, another made."""
+    import torch
+    import torch.distributed as dist
+
+    rank, codec = dist.get_rank(), zcomm.codec("int4")
+    topologies = [
+        Topology(nodes=4, ranks_per_node=1),
+        Topology(nodes=2, ranks_per_node=2),
+        Topology(node_of_rank=(0, 1, 0, 1)),
+    ]
+    group, plan = dist.new_group([0, 1, 2, 3]), Plan("int4", one_shot_bytes=0)
+    comms = [Communicator(group, plan, topology) for topology in topologies]
+    for step in range(4):
+        xs = [torch.from_numpy(values(rank + 4 * step, 5001)) for _ in comms]
+        works = [comm.all_reduce(x, "avg", async_op=True) for comm, x in zip(comms, xs, strict=True)]
+        for work in reversed(works):
+            work.wait()
+        for comm, x in zip(comms, xs, strict=True):
+            inputs = [values(each + 4 * step, 5001) for each in range(4)]
+            two_hops = comm.topology if comm.topology.has_two_levels else None
+            assert x.numpy().tobytes() == oracle.all_reduce(codec, codec, inputs, two_hops, "AVG").tobytes()
+        closed = comms.pop(0)
+        closed.close()
+        comms.append(Communicator(group, plan, closed.topology))
+
+
+def test_communicators_of_other_node_sizes_over_one_gloo_group(torch_world):
+    torch_world.run(check_node_sizes_over_gloo)
+
+
 def check_halves_over_mpi() -> None:
     from mpi4py import MPI
 

@@ -198,3 +198,55 @@ def test_one_communicator_closed_leaves_the_other_over_the_same_ranks():
         second.close()
 
     local.run(2, of_rank)
+
+
+# -- over gloo and MPI ------------------------------------------------------------------------------------------------
+
+
+def check_threads_over_gloo() -> None:
+    """Two threads with a group each, and one communicator that is closed while the other goes on."""
+    import torch
+    import torch.distributed as dist
+
+    groups = [dist.new_group([0, 1, 2, 3]) for _ in range(2)]
+    comms = [Communicator(group, "int8") for group in groups]
+
+    def calls(number):
+        for step in range(15):
+            x = torch.full((2000 + 100 * number + step,), float(dist.get_rank() + number))
+            comms[number].all_reduce(x, "sum", "raw")
+            assert (x == 6 + 4 * number).all()
+            zcomm.all_reduce(x, "avg", group=groups[number], codec="int4")
+            assert torch.allclose(x, torch.full_like(x, 6.0 + 4 * number), rtol=0.01)
+
+    in_threads(lambda: calls(0), lambda: calls(1))
+    comms[0].close()
+    with pytest.raises(GroupError, match="closed"):
+        comms[0].all_reduce(torch.ones(3))
+    comms[1].all_reduce(y := torch.ones(3), codec="raw")
+    assert (y == 4).all()
+
+
+def test_threads_with_a_group_each_over_gloo(torch_world):
+    torch_world.run(check_threads_over_gloo)
+
+
+def check_threads_over_mpi() -> None:
+    from mpi4py import MPI
+
+    comms = [zcomm.mpi.Comm(MPI.COMM_WORLD, "raw") for _ in range(2)]
+
+    def calls(number):
+        for step in range(15):
+            x = np.full(3000 + step, comms[number].rank + number, f)
+            comms[number].Allreduce(MPI.IN_PLACE, x)
+            assert (x == 6 + 4 * number).all()
+
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        in_threads(lambda: calls(0), lambda: calls(1))
+    for comm in comms:
+        comm.close()
+
+
+def test_threads_with_a_communicator_each_over_mpi(mpi_world):
+    mpi_world.run(check_threads_over_mpi)

@@ -333,5 +333,27 @@ def check_columns_over_gloo() -> None:
     assert matrix[1].tolist() == [2.0 + 10 * rank, 3.0 + 10 * rank]
 
 
+def check_distributed_tensors() -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    sharded = distribute_tensor(torch.arange(8.0), mesh, [Shard(0)])
+    for call in (
+        lambda: zcomm.all_reduce(sharded, codec="raw"),
+        lambda: zcomm.all_gather_single(torch.empty(32), sharded, codec="raw"),
+    ):
+        with pytest.raises(BufferError, match=r"pass the local tensor: \.to_local\(\)"):
+            call()
+    local = sharded.to_local().clone()
+    zcomm.all_reduce(local, codec="raw")
+    assert local.tolist() == [12.0, 16.0]
+
+
+def test_a_distributed_tensor_is_refused_and_its_local_one_is_not(torch_world):
+    torch_world.run(check_distributed_tensors)
+
+
 def test_columns_over_gloo_are_what_gloo_itself_gets_wrong(torch_world):
     torch_world.run(check_columns_over_gloo)

@@ -43,8 +43,19 @@ __all__ = [
     "send",
 ]
 
-_making = threading.Lock()
-_communicators: weakref.WeakKeyDictionary[Any, dict[str, Communicator]] = weakref.WeakKeyDictionary()  # by device
+
+class _OfGroup:
+    """The communicators of one group. Making one waits for the group's other ranks, so each group has its own lock:
+    under a common one, threads that make two groups' communicators in another order on another rank would wait for
+    each other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_device: dict[str, Communicator] = {}
+
+
+_looking = threading.Lock()
+_communicators: weakref.WeakKeyDictionary[Any, _OfGroup] = weakref.WeakKeyDictionary()
 
 
 def communicator(
@@ -58,11 +69,12 @@ def communicator(
     group = process_group(group)
     tensor = like[0] if isinstance(like, list) and like else like
     device = device_in(group, tensor.device if isinstance(tensor, torch.Tensor) else None)
-    with _making:
-        of_group = _communicators.setdefault(group, {})
-        found = of_group.get(device)
+    with _looking:
+        of_group = _communicators.setdefault(group, _OfGroup())
+    with of_group.lock:
+        found = of_group.by_device.get(device)
         if found is None:
-            found = of_group[device] = Communicator(group, device=device)
+            found = of_group.by_device[device] = Communicator(group, device=device)
     return found
 
 
