@@ -26,7 +26,7 @@ def check(placement: str, codecs: tuple[str, ...] = forms.CODECS) -> None:
 
     def program(comm):
         results = {}
-        for codec in codecs:
+        for codec in codecs if comm.plan.one_shot_bytes == 0 else codecs[::5]:
             for name in forms.REPLICATED:
                 x = values(comm.rank, 331 * comm.size)
                 results[codec, name] = forms.carry_out(forms.FORMS[name](comm, x, "avg", np.copy), codec=codec)
