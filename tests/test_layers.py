@@ -24,7 +24,7 @@ SEES = {
     "work": {"errors", "graphs"},
     "wire": {"errors", "buffers"},
     "plan": {"errors", "wire"},
-    "engines": {"errors", "version", "buffers", "wire"},
+    "engines": {"errors", "streams", "buffers", "wire"},
     "transports": {"errors", "streams"},
     "collectives": {
         "errors",
@@ -81,7 +81,7 @@ MAY_IMPORT = {
         "tools/demo_",
         "tools/perf_torch.py",
     },
-    "cupy": {"streams.py", "engines/cuda.py", "engines/cuda_compile.py", "engines/cuda_device.py"},
+    "cupy": {"streams.py"},
     "mpi4py": {"transports/mpi.py", "plugs/mpi.py", "plugs/mpi_buffers.py", "tools/perf_mpi.py"},
     "pyroute2": {"tools/cluster_network.py"},
     "rich": {"tools/"},

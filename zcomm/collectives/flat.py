@@ -86,7 +86,7 @@ def all_gather(job: Job) -> Schedule:
     layout = Layout(job.rank, job.topology, job.itemsize)
     chunks = []
     for cut in job.cuts:
-        shards, exchange = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        shards, exchange = _gather(layout, job, cut)
         own = shards[job.rank]._replace(start=cut[job.rank].start - job.shards[job.rank].start)
         chunks.append(_Gather(job.codec, own, exchange, shards))
     return layout.schedule(chunks)
@@ -104,7 +104,7 @@ def all_reduce(job: Job) -> Schedule:
     chunks = []
     for cut in job.cuts:
         scatter = _scatter(layout, job, cut)
-        shards, gather = _gather(layout, job, [Piece(start, n, layout.take(job.codec.nbytes(n))) for start, n in cut])
+        shards, gather = _gather(layout, job, cut)
         total = scatter.total._replace(wire=shards[job.rank].wire)
         chunks.append(_AllReduce(job.codec, scatter._replace(total=total), gather, shards))
     return layout.schedule(chunks)
@@ -126,11 +126,12 @@ def one_shot_all_reduce(job: Job) -> Schedule:
     return layout.schedule([_OneShot(job.codec, own, route, Sum(tuple(wires), n_elems, 0, -1, 0, Hop.TOTAL))])
 
 
-def _gather(layout: Layout, job: Job, shards: list[Piece]) -> tuple[list[Piece], Route]:
-    """The exchange in which every rank sends its encoded shard to all others."""
+def _gather(layout: Layout, job: Job, cut: list[Extent]) -> tuple[list[Piece], Route]:
+    """Every rank's shard, and the exchange in which each sends its own, encoded, to all others."""
     me = job.rank
-    peers = [rank for rank in range(len(shards)) if rank != me]
-    sizes = [job.codec.nbytes(piece.n_elems) for piece in shards]
+    peers = [rank for rank in range(len(cut)) if rank != me]
+    sizes = [job.codec.nbytes(n) for _, n in cut]
+    shards = [Piece(start, n, layout.take(size)) for (start, n), size in zip(cut, sizes, strict=True)]
     route = layout.route(
         [Message(peer, shards[me].wire, sizes[me]) for peer in peers],
         [Message(peer, shards[peer].wire, sizes[peer]) for peer in peers],

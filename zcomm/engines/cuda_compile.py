@@ -19,7 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from zcomm.errors import EngineError, MissingExtra
+from zcomm.errors import EngineError
+from zcomm.streams import cupy
 
 OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
 PROGRAM = "exports.cu"
@@ -43,15 +44,6 @@ class Image(NamedTuple):
 
     binary: bytes  # a cubin, or PTX
     symbols: Mapping[str, str]  # the name inside binary of each kernel, by its C++ name
-
-
-def cupy() -> Any:
-    """The cupy module. Raises MissingExtra if it is not installed."""
-    try:
-        import cupy
-    except ImportError as error:
-        raise MissingExtra(f"CUDA memory needs cupy, which does not import ({error}); {_INSTALL}") from error
-    return cupy
 
 
 @lru_cache(maxsize=1)

@@ -15,6 +15,7 @@ import numpy as np
 
 from zcomm.engines import cuda_compile
 from zcomm.errors import EngineError
+from zcomm.streams import cupy
 
 CTAS_PER_SM = 32  # a kernel loops over what is left
 
@@ -23,7 +24,7 @@ class CudaDevice:
     """Launches kernels on one GPU. Raises MissingExtra without cupy, EngineError if there is no such GPU."""
 
     def __init__(self, index: int) -> None:
-        self._cupy = cuda_compile.cupy()
+        self._cupy = cupy()
         n_devices = count()
         if index >= n_devices:
             raise EngineError(f"there is no cuda:{index}; this machine has {n_devices} CUDA devices")
@@ -89,8 +90,8 @@ class CudaDevice:
 
 def count() -> int:
     """How many CUDA devices there are. Raises MissingExtra without cupy, EngineError with the driver's reason."""
-    cupy = cuda_compile.cupy()
+    runtime = cupy().cuda.runtime
     try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return int(runtime.getDeviceCount())
+    except runtime.CUDARuntimeError as error:
         raise EngineError(f"there is no CUDA device: {error}") from error

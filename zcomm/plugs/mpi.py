@@ -3,9 +3,9 @@
     comm = zcomm.mpi.Comm(MPI.COMM_WORLD, codec="int8")
     comm.Allreduce(MPI.IN_PLACE, gradient)
 
-Allreduce, Allgather, Reduce_scatter_block, Reduce, Gather, Scatter, Alltoall, their v- and I-forms take what mpi4py
-takes. Floats under MPI.SUM are compressed; anything else goes to MPI as it came, and is counted with its reason. All
-other names are those of the communicator inside.
+Allreduce, Reduce, Reduce_scatter, Reduce_scatter_block, Allgather, Gather, Scatter, Alltoall, their v- and I-forms take
+what mpi4py takes. Floats under MPI.SUM are compressed; anything else goes to MPI as it came, and is counted with its
+reason. All other names are those of the communicator inside.
 """
 
 # ruff: noqa: N802 - methods have mpi4py's names

@@ -161,8 +161,7 @@ class _EagerExchange:
                 else:
                     work.wait(timeout)
             except RuntimeError as error:
-                kind = PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
-                raise kind(f"{complaint.format(peer)}: {_first_line(error)}") from error
+                raise _kind_of(error)(f"{complaint.format(peer)}: {_first_line(error)}") from error
         works.clear()
 
 
@@ -211,8 +210,7 @@ class _BatchExchange:
             try:
                 work.wait()
             except RuntimeError as error:
-                kind = PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
-                raise kind(f"exchange with ranks {self._peers()}: {_first_line(error)}") from error
+                raise _kind_of(error)(f"exchange with ranks {self._peers()}: {_first_line(error)}") from error
 
     def close(self) -> None:
         self.wait()
@@ -293,6 +291,11 @@ def _backend_name(group: Any, kind: str) -> str | None:
         return str(group._get_backend(torch.device(kind)).name()).lower()
     except RuntimeError:
         return None
+
+
+def _kind_of(error: RuntimeError) -> type[TransportError]:
+    """PeerTimeout where torch's words say that the time was up."""
+    return PeerTimeout if "imed out" in str(error) or "imeout" in str(error) else TransportError
 
 
 def _first_line(error: BaseException) -> str:

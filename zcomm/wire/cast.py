@@ -89,8 +89,7 @@ class Cast:
         x: np.ndarray,  # float32 (n,)
     ) -> np.ndarray:  # float64 (n,)
         """Half a unit in the last place; inf where x is not finite or rounds to Inf."""
-        # Half a unit is at most 2^-p |x| for p significant bits, and half the spacing of the subnormals below
-        # them.
+        # Half a unit is at most 2^-p |x| for p significant bits, and half the spacing of the subnormals below them.
         if self.dtype is DType.BFLOAT16:
             relative, absolute, overflow = 2.0**-8, 2.0**-134, 2.0**128 * (1 - 2.0**-9)
         else:

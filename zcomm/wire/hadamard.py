@@ -47,7 +47,7 @@ class Hadamard(Quantizer):
 
     @property
     def by_chance(self) -> bool:
-        """Where the inner codec does."""
+        """Where the inner codec needs random bits."""
         return self.inner.by_chance
 
     def n_rotated(self, n_elems: int) -> int:
@@ -89,10 +89,9 @@ class Hadamard(Quantizer):
         # 6 2^-24 of what they add up: all of a group's magnitudes, 1/32 of them on the way there, 32 times.
         y = rotated(x)
         inner = self.inner.error_bound(y).reshape(-1, GROUP).sum(axis=1)
-        with np.errstate(invalid="ignore"):  # signalling NaNs
+        with np.errstate(invalid="ignore"):  # NaNs
             magnitude = np.abs(np.pad(x, (0, y.size - x.size)).astype(np.float64)).reshape(-1, GROUP).sum(axis=1)
-        bound = inner * (1 + 2.0**-21) + 2.0**-20 * magnitude + 2.0**-140
-        with np.errstate(invalid="ignore"):
+            bound = inner * (1 + 2.0**-21) + 2.0**-20 * magnitude + 2.0**-140
             bound = np.where(magnitude + bound < 2.0**127, bound, np.inf)
         return np.repeat(bound, GROUP)[: x.size]
 
