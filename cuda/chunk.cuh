@@ -22,7 +22,8 @@ struct Chunk {
   zc_i64 n;  // elements that have codes
   zc_i64 scales_offset, codes_offset;
 
-  ZC_DEVICE Chunk(const Codec &codec, zc_i64 n_elems) : codec(codec), n(Codec::ROTATED ? zc_n_rotated(n_elems) : n_elems) {
+  ZC_DEVICE Chunk(const Codec &codec, zc_i64 n_elems)
+      : codec(codec), n(Codec::ROTATED ? zc_n_rotated(n_elems) : n_elems) {
     scales_offset = zc_padded(n_units() * Codec::UNIT_SCALE_NBYTES);
     codes_offset = scales_offset + zc_padded(n_blocks() * Codec::SCALE_NBYTES);
   }

@@ -58,7 +58,8 @@ ZC_DEVICE void encode_whole(const Chunk<Codec> &chunk, const Source &source, con
                             const Team &team, zc_u8 *wire) {
   typedef Tiling<Codec, Source::VECTOR> T;
   constexpr int S = T::S, C = T::C;
-  static_assert(C >= 4 && T::ROUNDS * T::TEAM == T::TILES && (T::BLOCKS == 1 || T::BLOCK_TILES <= T::TEAM), "no tiling");
+  static_assert(C >= 4 && T::ROUNDS * T::TEAM == T::TILES, "no tiling");
+  static_assert(T::BLOCKS == 1 || T::BLOCK_TILES <= T::TEAM, "a unit of several blocks has each in one round");
   static_assert(!Source::ROTATED, "sums of rotated elements stay rotated, or are read one by one");
   float x[T::ROUNDS][S * C];
   typename Codec::Seen seen[T::BLOCKS > 1 ? T::ROUNDS : 1];  // of each block
@@ -83,7 +84,7 @@ ZC_DEVICE void encode_whole(const Chunk<Codec> &chunk, const Source &source, con
   Codec codec = chunk.codec;
   if constexpr (Codec::UNIT_SCALE_NBYTES) {
     const zc_u32 bits = codec.unit_scale(team.max(largest));
-    if (team.rank == 0) store_bits(wire + chunk.unit_scale_at(u), bits);
+    if (team.rank == 0) store_bits<zc_u32, true>(wire + chunk.unit_scale_at(u), bits);
   }
   typename Codec::Scale scale;
 #pragma unroll
@@ -92,7 +93,8 @@ ZC_DEVICE void encode_whole(const Chunk<Codec> &chunk, const Source &source, con
     if (T::BLOCKS > 1 || round == 0)
       scale = scale_of(chunk, codec, tile.block, seen[T::BLOCKS > 1 ? round : 0], chance);
     store_codes<S, C>(chunk, codec, tile, x[round], scale, chance, wire);
-    if (tile.column == 0) store_bits(wire + chunk.scale_at(tile.block), codec.stored(scale));
+    if (tile.column == 0)
+      store_bits<typename Codec::ScaleBits, true>(wire + chunk.scale_at(tile.block), codec.stored(scale));
   }
 }
 
@@ -193,8 +195,9 @@ ZC_DEVICE void sum_any(const SumOf<Codec> &source, zc_i64 n_elems, zc_i64 u, con
                        zc_u8 *target) {
   const Chunk<Codec> &chunk = source.chunk;
   if constexpr (Codec::ROTATED) {
-    const zc_i64 first = u * chunk.codec.unit(), next = first + chunk.codec.unit(), end = next < chunk.n ? next : chunk.n;
-    for (zc_i64 e = first + team.rank; e < end; e += team.size) {  // end - first is a multiple of 32
+    const zc_i64 first = u * chunk.codec.unit(), next = first + chunk.codec.unit();
+    const zc_i64 end = next < chunk.n ? next : chunk.n;  // whole groups from `first` on
+    for (zc_i64 e = first + team.rank; e < end; e += team.size) {
       const float x = rotate_lanes(source.at(e));
       store_elements<E, 1>(target, e, n_elems, &x);
     }

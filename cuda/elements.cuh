@@ -79,9 +79,9 @@ ZC_DEVICE Bits load_bits(const zc_u8 *p) {
   return ALIGNED || (zc_u64)p % sizeof(Bits) == 0 ? *(const Bits *)p : load_bytes<Bits>(p);
 }
 
-template <class Bits>
+template <class Bits, bool ALIGNED = false>
 ZC_DEVICE void store_bits(zc_u8 *p, Bits bits) {
-  if ((zc_u64)p % sizeof(Bits) == 0)
+  if (ALIGNED || (zc_u64)p % sizeof(Bits) == 0)
     *(Bits *)p = bits;
   else
     store_bytes(p, bits);

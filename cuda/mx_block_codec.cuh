@@ -7,7 +7,8 @@
 #include "block_codec.cuh"
 #include "mx_block.cuh"
 
-template <class Form, int BLOCK_, bool CHANCE = false>  // Form: zc_e4m3 or zc_e2m1; ZC_MX_BLOCK_ELEMS, or 0 for any address
+// Form: zc_e4m3 or zc_e2m1. BLOCK_: ZC_MX_BLOCK_ELEMS, or 0 for any address.
+template <class Form, int BLOCK_, bool CHANCE = false>
 struct MxBlock : Blocks<Form::BITS, BLOCK_, CHANCE>, FloatCodes<Form, CHANCE> {
   typedef zc_u8 ScaleBits;
   static constexpr int SCALE_NBYTES = 1;

@@ -84,7 +84,8 @@ struct SumOf {
 
   template <int S, int C>
   ZC_DEVICE void tile(const Tile &tile, Sum *x) const {
-    [[maybe_unused]] constexpr int AT_ONCE = C == 1 ? 1 : Codec::HAS_BLOCKS && S * C <= 8 ? 4 : 2;  // chunks whose loads are under way
+    // Chunks whose loads are under way.
+    [[maybe_unused]] constexpr int AT_ONCE = C == 1 ? 1 : Codec::HAS_BLOCKS && S * C <= 8 ? 4 : 2;
 #pragma unroll AT_ONCE
     for (zc_i64 w = 0; w < job.k; ++w) {
       Sum term[S * C];
