@@ -90,7 +90,7 @@ class FakeArray:
     def __init__(self, machine: Machine, view: np.ndarray, block: Block) -> None:
         self._machine, self._view, self._block = machine, view, block
         self.dtype, self.shape, self.size, self.strides = view.dtype, view.shape, view.size, view.strides
-        self.flags, self.itemsize, self.ndim = view.flags, view.itemsize, view.ndim
+        self.flags, self.itemsize, self.ndim, self.nbytes = view.flags, view.itemsize, view.ndim, view.nbytes
         self.device = FakeDevice(machine, block.device)
         self.data = types.SimpleNamespace(ptr=view.__array_interface__["data"][0])
         self.__cuda_array_interface__ = view.__array_interface__ | {"version": 3}
@@ -118,6 +118,18 @@ class FakeArray:
     def fill(self, value: float) -> None:
         self[...] = value
 
+    def __iadd__(self, other: Any) -> FakeArray:
+        return self._compute(np.add, self, other)
+
+    def __isub__(self, other: Any) -> FakeArray:
+        return self._compute(np.subtract, self, other)
+
+    def __imul__(self, other: Any) -> FakeArray:
+        return self._compute(np.multiply, self, other)
+
+    def __mul__(self, other: Any) -> FakeArray:
+        return empty(self._machine, self.shape, self.dtype)._compute(np.multiply, self, other)
+
     def __float__(self) -> float:
         return float(self.get())
 
@@ -137,6 +149,19 @@ class FakeArray:
         self._queue(lambda: found.append(self._view.copy()))
         self._machine.until(lambda: bool(found))
         return found[0]
+
+    def _compute(self, ufunc: np.ufunc, *operands: Any, **more: Any) -> FakeArray:
+        """Let an operation of numpy's write this array."""
+        views = [each._view if isinstance(each, FakeArray) else each for each in operands]
+        more = {name: each._view if isinstance(each, FakeArray) else each for name, each in more.items()}
+        out = self._view
+
+        def work() -> None:
+            with np.errstate(all="ignore"):
+                ufunc(*views, out=out, **more)
+
+        self._queue(work)
+        return self
 
     def _queue(self, work: Callable[[], Any]) -> None:
         device = self.device.id
@@ -233,7 +258,10 @@ class FakeCuda:
         self.module = cupy = types.ModuleType("cupy")
         cupy.empty = lambda shape, dtype=np.float32: empty(machine, shape, dtype)
         cupy.full = lambda shape, value, dtype: self.asarray(np.full(shape, value, dtype))
+        cupy.zeros = lambda shape, dtype: self.asarray(np.zeros(shape, dtype))
         cupy.asarray = self.asarray
+        cupy.isfinite = lambda array: empty(machine, array.shape, bool)._compute(np.isfinite, array)
+        cupy.copyto = lambda target, source, where: target._compute(np.positive, source, where=where)
         cupy.float32 = np.float32
         cupy.asnumpy = lambda array: array.get()
         cupy.cuda = types.SimpleNamespace(
@@ -266,7 +294,9 @@ class FakeCuda:
             ),
         )
 
-    def asarray(self, array: np.ndarray) -> FakeArray:
+    def asarray(self, array: np.ndarray | FakeArray) -> FakeArray:
+        if isinstance(array, FakeArray):
+            return array
         new = empty(self.machine, array.shape, array.dtype)
         new.set(array)
         return new

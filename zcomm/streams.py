@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from zcomm.errors import EngineError, MissingExtra, PeerTimeout
 
 DEFAULT_TIMEOUT_S = 1800.0  # as torch.distributed's
@@ -84,6 +86,16 @@ def copy_on_device(
     module, index = cupy(), index_of(device)
     with module.cuda.Device(index):
         module.cuda.runtime.memcpyAsync(target, source, nbytes, DEVICE_TO_DEVICE, current_stream(index, of_torch))
+
+
+def to_host(
+    array: Any,  # numpy's or cupy's
+    after: Mark | None,  # where a GPU has last written it
+) -> np.ndarray:
+    """A copy in host memory. The host waits until the GPU is done with the array."""
+    if after is not None:
+        after.settle(None, "the GPU was not done with an array that is copied to the host")
+    return array.copy() if isinstance(array, np.ndarray) else cupy().asnumpy(array)
 
 
 class Mark:
@@ -166,6 +178,7 @@ class Lane:
         device: str,  # "cuda:0"
     ) -> None:
         module = cupy()
+        self.arrays = module  # whose arrays are in this memory; they have numpy's names
         self.device = index_of(device)
         with module.cuda.Device(self.device):
             self.stream = module.cuda.Stream(non_blocking=True)
@@ -179,6 +192,17 @@ class Lane:
         with self._lock:
             while self._held and self._held[0][0].passed():
                 self._held.popleft()
+
+    def after(self, mark: Mark | None) -> None:
+        """Let what is queued on the lane from now on wait for what another had queued."""
+        if mark is not None:
+            mark.precede(self.stream.ptr)
+
+    def hold(self, what: Any) -> Mark:
+        """All that is queued on the lane so far; until the GPU is done with it, what it uses is kept."""
+        mark = Mark(self.device, self.stream.ptr)
+        self._hold(mark, what)
+        return mark
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -229,8 +253,16 @@ class Lane:
 class NoLane:
     """Over host memory nothing is queued: what is called is done."""
 
+    arrays: Any = np
+
     def follow(self, *arrays: Any) -> None:
         """Nothing to wait for."""
+
+    def after(self, mark: Mark | None) -> None:
+        """Nothing to wait for."""
+
+    def hold(self, what: Any) -> None:
+        """Nothing is under way."""
 
     def entered(self) -> AbstractContextManager[None]:
         """Nothing changes inside."""

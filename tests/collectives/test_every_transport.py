@@ -102,6 +102,11 @@ def collectives(comm: Communicator, codec: str, n: int, arrays: Arrays) -> dict[
         else:
             comm.recv(found["sent on"], preceding, codec)
 
+    residual, found["with feedback"] = zcomm.Feedback(beta=0.8).of("x"), to(mine)
+    for step in range(2):
+        comm.all_reduce(to(oracle.values(60 + rank + step, n, F32)), "avg", codec, feedback=residual)
+    comm.all_reduce(found["with feedback"], "avg", codec, feedback=residual)
+
     flights = [found["in flight"], *(to(oracle.values(20 + rank + i, n + i, F32)) for i in range(3))]
     works = [comm.all_reduce(x, "sum", codec, async_op=True) for x in flights]
     for work in reversed(works):
@@ -310,7 +315,7 @@ def test_every_transport_gives_the_same_bytes_for_the_same_bytes(name, world, by
 def test_replicas_are_equal_and_counts_are_true(world, by_local):
     told = by_local[world]
 
-    for collective in ("all_reduce", "all_gather", "broadcast", "in flight"):
+    for collective in ("all_reduce", "all_gather", "broadcast", "in flight", "with feedback"):
         for codec in CODECS:
             for n in SIZES:
                 assert len({each.results[collective, codec, n] for each in told}) == 1, (collective, codec, n)

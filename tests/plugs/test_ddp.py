@@ -320,8 +320,8 @@ class Breaking(zcomm.Feedback):
         residual = super().of(key)
 
         class Broken:
-            def turn(self, source):
-                return BreakingTurn(*residual.turn(source))
+            def turn(self, source, lane):
+                return BreakingTurn(*residual.turn(source, lane))
 
         return Broken()
 

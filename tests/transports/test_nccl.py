@@ -18,9 +18,9 @@ from fake_cuda_machine import Kernel
 from impatience import shorten
 
 import zcomm
-from zcomm import Communicator, Feedback, Plan, Topology, streams
+from zcomm import Communicator, Plan, Topology, streams
 from zcomm.engines import select
-from zcomm.errors import BufferError, GroupError, MismatchError, PeerTimeout, TransportError, UnsupportedError
+from zcomm.errors import BufferError, GroupError, MismatchError, PeerTimeout, TransportError
 from zcomm.transports.nccl import NcclTransport
 from zcomm.transports.open import open_transport
 
@@ -271,8 +271,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_queued(cuda):
                 comm.all_reduce(np.ones(10, np.float32))
             with cuda.module.cuda.Device(5), pytest.raises(BufferError, match="tensor is on cuda:5"):
                 comm.all_reduce(cuda.asarray(np.ones(10, np.float32)))
-            with pytest.raises(UnsupportedError, match="error feedback"):
-                comm.all_reduce(cuda.asarray(np.ones(10, np.float32)), feedback=Feedback().of("x"))
             with pytest.raises(BufferError, match=f"is on {own}, not on cuda:7"):
                 open_transport(nccl, "cuda:7")
             assert open_transport(nccl, own).device == own

@@ -31,7 +31,7 @@ from zcomm.collectives.settle import Rows, Settled, Settler
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.engines.engine import NO_FINISH, Finish
 from zcomm.engines.select import engine_for
-from zcomm.errors import GroupError, MismatchError, TransportError, UnsupportedError
+from zcomm.errors import BufferError, GroupError, MismatchError, TransportError
 from zcomm.plan import Check, Plan
 from zcomm.reduce_op import ReduceOp
 from zcomm.streams import lane_for
@@ -83,19 +83,16 @@ class Conductor:
         if async_op:
             self.check_asynchronous(request.name)
         name, source, feedback = request.name, request.source, request.feedback
+        if feedback is not None and not hasattr(feedback, "turn"):
+            raise BufferError(f"feedback must be the residual of a tensor, Feedback().of(key), got {feedback!r}")
         finish = _finish(request.operator, transport.size)
         with self._lock:
             self.check_open()
-            if feedback is not None and transport.device != "cpu":
-                raise UnsupportedError(
-                    f"{name} on {transport.device}: residuals of error feedback are kept in host memory, so feedback= "
-                    "is for tensors there; leave it out"
-                )
             if transport.size == 1:
                 return self._alone(request, finish, async_op)
             tellers = self._settler.ranks_that_tell(request)
             settled = None if tellers else self._settler.settle(request, {})
-            turn = feedback.turn(source) if feedback is not None else None
+            turn = feedback.turn(source, self.lane) if feedback is not None else None
             self._calls += 1
             number = self._calls
             stats = self.stats.setdefault(name, CollectiveStats())

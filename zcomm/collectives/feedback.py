@@ -12,16 +12,18 @@ arXiv 2407.04480, as DeepSpeed does it; reset_every=1024 there). Every hop is co
 encodes its own values, later ones where a rank encodes the sums that it forms. That costs each rank 4 bytes for each
 of its elements, and 4 for each element whose sum it forms: in a flat all-reduce n (1 + 1/ranks) elements in all.
 
-A residual e is this rank's own: save and load it on every rank. `raw` loses nothing and is left alone. Where the
-result is not finite (a NaN, an Inf), e stays as it was. Calls that share a residual use it one after another, in the
-order they were made, also where they are asynchronous or of several communicators.
+A residual e is this rank's own: save and load it on every rank. It lives where its tensor lives, in host memory or on
+a GPU; what is saved is a copy in host memory, from which a run goes on in either. The lines that compute are the same
+for numpy and cupy, one fp32 operation at a time. `raw` loses nothing and is left alone. Where the result is not finite
+(a NaN, an Inf), e stays as it was. Calls that share a residual use it one after another, in the order they were made,
+also where they are asynchronous or of several communicators.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,10 +31,12 @@ import numpy as np
 from zcomm.buffers import DType, Span
 from zcomm.engines.engine import Engine, Finish
 from zcomm.errors import BufferError, PlanError
+from zcomm.streams import Lane, Mark, NoLane, to_host
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.wire.raw import Raw
 
+_FLOAT32 = Raw()
 _INPUT = "input"  # the part of a residual that belongs to the caller's own values; the others are "sum 0", "sum 1", ...
 
 
@@ -56,6 +60,8 @@ class Feedback:
 
     def of(self, key: str) -> Residual:
         """The residual of the tensor that key names, for `feedback=` of one call after another."""
+        if not isinstance(key, str):
+            raise BufferError(f"a residual's key is a string, one for each tensor, got {key!r}")
         found = self._residuals.get(key)
         if found is None:
             found = self._residuals[key] = Residual(key, self.beta, self.reset_every)
@@ -76,25 +82,39 @@ class Feedback:
         return sum(part.nbytes for residual in self._residuals.values() for part in residual.parts.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals, copied: {key: {"calls": int, "parts": {name: float32 array}}}."""
+        """This rank's residuals, copied to host memory: {key: {"calls": int, "parts": {name: float32 numpy array}}}.
+
+        Wait for asynchronous calls first. On a GPU the host waits until the calls made so far are done.
+        """
         return {
-            key: {"calls": residual.calls, "parts": {name: part.copy() for name, part in residual.parts.items()}}
-            for key, residual in self._residuals.items()
+            key: {"calls": residual.calls, "parts": residual.on_host()} for key, residual in self._residuals.items()
         }
 
     def load_state_dict(
         self,
-        state: dict[str, Any],  # of this rank; parts may be arrays or CPU tensors
+        state: Mapping[str, Any],  # of this rank; parts may be arrays or CPU tensors
     ) -> None:
-        """Continue where state_dict() was taken, to the bit. Replaces all residuals; beta and reset_every stay."""
-        loaded = {}
-        for key, saved in state.items():
-            residual = loaded[key] = Residual(key, self.beta, self.reset_every)
-            residual.calls = int(saved["calls"])
-            residual.parts = {name: np.array(part, np.float32) for name, part in saved["parts"].items()}
-            if _INPUT in residual.parts:
-                residual.n_elems = residual.parts[_INPUT].size
-        self._residuals = loaded
+        """Continue where state_dict() was taken, to the bit, on whatever device the next calls are.
+
+        Replaces all residuals; beta and reset_every stay.
+        """
+        if not isinstance(state, Mapping):
+            raise BufferError(f"state is a {type(state).__name__}; expected what state_dict() gave")
+        self._residuals = {key: self._loaded(key, saved) for key, saved in state.items()}
+
+    def _loaded(self, key: str, saved: Any) -> Residual:
+        residual = Residual(key, self.beta, self.reset_every)
+        try:
+            residual.calls = index(saved["calls"])
+            residual.parts = {name: np.array(part, np.float32).reshape(-1) for name, part in saved["parts"].items()}
+        except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+            raise BufferError(
+                f"the saved residual {key!r} cannot be read: {type(error).__name__} {error}; expected what "
+                "state_dict() gave: {'calls': int, 'parts': {name: float32 array or CPU tensor}}"
+            ) from error
+        if _INPUT in residual.parts:
+            residual.n_elems = residual.parts[_INPUT].size
+        return residual
 
     def __repr__(self) -> str:
         return f"Feedback(beta={self.beta}, reset_every={self.reset_every})"
@@ -103,7 +123,21 @@ class Feedback:
 class Residual:
     """What one tensor's calls have lost on this rank so far. Calls take turns with it."""
 
-    __slots__ = ("_ended", "_made", "_next", "_turns", "beta", "calls", "key", "n_elems", "parts", "reset_every")
+    __slots__ = (
+        "_ended",
+        "_is_taken",
+        "_made",
+        "_next",
+        "_turns",
+        "_used",
+        "beta",
+        "calls",
+        "device",
+        "key",
+        "n_elems",
+        "parts",
+        "reset_every",
+    )
 
     def __init__(self, key: str, beta: float, reset_every: int | None) -> None:
         self.key = key
@@ -111,24 +145,36 @@ class Residual:
         self.reset_every = reset_every
         self.calls = 0
         self.n_elems: int | None = None  # of its tensor; None before the first call
-        self.parts: dict[str, np.ndarray] = {}
+        self.device: str | None = None  # and its device; None also after loading
+        self.parts: dict[str, Any] = {}  # float32 arrays of numpy's or, on a GPU, cupy's
+        self._used: Mark | None = None  # the end of the last call on its GPU
+        self._is_taken = False
         self._turns = threading.Condition()
         self._made = 0  # turns given so far
         self._next = 0  # the turn that may use the residual now
         self._ended: set[int] = set()  # turns after it that were given up
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("key", "beta", "reset_every", "calls", "n_elems", "parts")}
+        kept = {name: getattr(self, name) for name in ("key", "beta", "reset_every", "calls", "n_elems")}
+        return kept | {"parts": self.on_host()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["key"], state["beta"], state["reset_every"])  # type: ignore[misc]
         for name, value in state.items():
             setattr(self, name, value)
 
-    def turn(self, source: Span) -> Turn:
+    def on_host(self) -> dict[str, np.ndarray]:
+        """The parts, copied to host memory."""
+        return {name: to_host(part, self._used) for name, part in self.parts.items()}
+
+    def turn(
+        self,
+        source: Span,
+        lane: Lane | NoLane,  # that the call is queued on
+    ) -> Turn:
         """The place of a new call on source among those that use this residual.
 
-        Raises BufferError if this is the residual of a tensor of another size.
+        Raises BufferError if this is the residual of a tensor of another size, or on another device.
         """
         with self._turns:
             if self.n_elems not in (None, source.n_elems):
@@ -136,38 +182,59 @@ class Residual:
                     f"the residual {self.key!r} is of {self.n_elems} elements, this call's tensor has "
                     f"{source.n_elems}; give each tensor a key of its own, or forget() this one first"
                 )
-            self.n_elems = source.n_elems
+            if self.device not in (None, source.device):
+                raise BufferError(
+                    f"the residual {self.key!r} is on {self.device}, this call's tensor on {source.device}; give each "
+                    "tensor a key of its own, or bring residuals over by load_state_dict(state_dict())"
+                )
+            self.n_elems, self.device = source.n_elems, source.device
             self._made += 1
-            return Turn(self, self._made - 1)
+            return Turn(self, self._made - 1, lane)
 
     def is_free_for(self, number: int) -> bool:
         """Whether the calls before this turn have ended."""
         return self._next == number
 
-    def take(self, number: int) -> None:
-        """Wait for this turn; count its call."""
+    def take(self, number: int, lane: Lane | NoLane) -> None:
+        """Wait for this turn, the lane for the calls before; count its call."""
         with self._turns:
             self._turns.wait_for(lambda: self._next == number)
+            lane.after(self._used)
+            self._is_taken = True
             if self.reset_every is not None and self.calls and self.calls % self.reset_every == 0:
                 self.parts.clear()
             self.calls += 1
 
-    def end(self, number: int) -> None:
-        """Let the next turn have the residual."""
+    def end(self, number: int, lane: Lane | NoLane) -> None:
+        """Let the next turn have the residual. Its memory is kept until the lane has come so far."""
         with self._turns:
-            if not self.calls:  # ranks that disagreed: the tensor may be another when they are put right
-                self.n_elems = None
-            self._ended.add(number)
-            while self._next in self._ended:
-                self._ended.remove(self._next)
-                self._next += 1
-            self._turns.notify_all()
+            try:
+                if self._is_taken and self._next == number:
+                    self._is_taken = False
+                    self._used = lane.hold(tuple(self.parts.values()))
+            finally:
+                if not self.calls:  # ranks that disagreed: the tensor may be another when they are put right
+                    self.n_elems = self.device = None
+                self._ended.add(number)
+                while self._next in self._ended:
+                    self._ended.remove(self._next)
+                    self._next += 1
+                self._turns.notify_all()
 
-    def part(self, name: str, n_elems: int) -> np.ndarray:
-        """The residual's part of this name; zeros at first, and where the ranks are others than when it was saved."""
+    def part(
+        self,
+        name: str,
+        n_elems: int,
+        arrays: Any,  # numpy, cupy
+    ) -> Any:  # float32 (n_elems,)
+        """The residual's part of this name, where arrays has its memory.
+
+        Zeros at first, and where the ranks are others than when it was saved.
+        """
         part = self.parts.get(name)
         if part is None or part.size != n_elems:
-            part = self.parts[name] = np.zeros(n_elems, np.float32)
+            part = arrays.zeros(n_elems, np.float32)
+        self.parts[name] = part = arrays.asarray(part)  # what was loaded is in host memory
         return part
 
 
@@ -176,6 +243,7 @@ class Turn(NamedTuple):
 
     residual: Residual
     number: int
+    lane: Lane | NoLane
 
     @property
     def is_free(self) -> bool:
@@ -184,25 +252,34 @@ class Turn(NamedTuple):
 
     def take(self, engine: Engine, source: Span) -> Engine:
         """Wait for the calls before; an engine that encodes as engine does, with the residual added and updated."""
-        self.residual.take(self.number)
-        return _Compensating(engine, self.residual, source)
+        self.residual.take(self.number, self.lane)
+        return _Compensating(engine, self.residual, source, self.lane.arrays)
 
     def end(self) -> None:
         """Let the next call have the residual."""
-        self.residual.end(self.number)
+        self.residual.end(self.number, self.lane)
 
 
 class _Compensating:
     """The engine of one call. The order of a schedule's sums never changes, so a sum is known by its number."""
 
-    def __init__(self, engine: Engine, residual: Residual, source: Span) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        residual: Residual,
+        source: Span,
+        arrays: Any,  # numpy, or on a GPU cupy, which queues on the current stream as the engine does
+    ) -> None:
         self.name = engine.name
         self.supports = engine.supports
         self.decode = engine.decode
         self.reduce = engine.reduce
+        if hasattr(engine, "decode_pieces"):
+            self.decode_pieces = engine.decode_pieces
         self._engine = engine
         self._residual = residual
         self._source = source._replace(owner=None)
+        self._arrays = arrays
         self._sums = 0
 
     def encode(
@@ -213,8 +290,10 @@ class _Compensating:
             self._engine.encode(codec, source, n_elems, dtype, wire, draw)
             return
         start = (source - self._source.address) // dtype.itemsize
-        residual = self._residual.part(_INPUT, self._source.n_elems)[start : start + n_elems]
-        self._send(codec, _elements(source, n_elems, dtype), residual, wire, draw)
+        residual = self._residual.part(_INPUT, self._source.n_elems, self._arrays)[start : start + n_elems]
+        widened = self._arrays.empty(_FLOAT32.nbytes(n_elems) // DType.FLOAT32.itemsize, np.float32)
+        self._engine.encode(_FLOAT32, source, n_elems, dtype, _address(widened))
+        self._send(codec, widened[:n_elems], residual, wire, draw)
 
     def reduce_encode(
         self,
@@ -232,37 +311,32 @@ class _Compensating:
         if isinstance(codec_out, Raw):
             self._engine.reduce_encode(codec, wires, n_elems, finish, codec_out, wire_out, draw)
             return
-        total = np.empty(n_elems, np.float32)
+        total = self._arrays.empty(n_elems, np.float32)
         self._engine.reduce(codec, wires, n_elems, finish, _address(total), DType.FLOAT32)
-        self._send(codec_out, total, self._residual.part(f"sum {number}", n_elems), wire_out, draw)
+        residual = self._residual.part(f"sum {number}", n_elems, self._arrays)
+        self._send(codec_out, total, residual, wire_out, draw)
 
     def _send(
         self,
         codec: Codec,
-        x: np.ndarray,  # (n,), what is to be sent
-        residual: np.ndarray,  # float32 (n,), added and updated
+        h: Any,  # float32 (n,), what is to be sent; overwritten
+        residual: Any,  # float32 (n,), added and updated
         wire: int,  # address, written
         draw: Draw | None,
     ) -> None:
+        arrays, beta = self._arrays, np.float32(self._residual.beta)
         with np.errstate(all="ignore"):  # NaN and Inf travel as they are
-            h = x.astype(np.float32)
             h += residual
             self._engine.encode(codec, _address(h), h.size, DType.FLOAT32, wire, draw)
-            arrived = np.empty_like(h)
+            arrived = arrays.empty(h.size, np.float32)
             self._engine.decode(codec, wire, h.size, _address(arrived), DType.FLOAT32)
             h -= arrived
-            beta = np.float32(self._residual.beta)
             if beta:
                 h *= np.float32(1) - beta
-                h += beta * residual
-        np.copyto(residual, h, where=np.isfinite(h))
+                h += residual * beta
+        arrays.copyto(residual, h, where=arrays.isfinite(h))
 
 
-def _elements(address: int, n_elems: int, dtype: DType) -> np.ndarray:
-    """Memory as an array of its elements."""
-    memory = (ctypes.c_uint8 * (n_elems * dtype.itemsize)).from_address(address)
-    return np.ctypeslib.as_array(memory).view(dtype.numpy)
-
-
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def _address(array: Any) -> int:
+    """Where an array of numpy's or cupy's starts."""
+    return int(array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr)
