@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ def test_rows_and_labels_say_the_same():
     assert rows.node_of_rank == (0, 0, 1, 1)
     assert eval(repr(rows)) == rows
     assert hash(rows) == hash(Topology(nodes=2, ranks_per_node=2))
+    assert rows == Topology(node_of_rank=np.array([7, 7, 3, 3])) == Topology(node_of_rank=[7, 7, 3, 3])
 
 
 def test_the_porter_on_even_nodes_has_the_same_local_index():
@@ -70,6 +72,12 @@ def test_two_levels_only_where_they_differ_from_one(topology):
         {},
         {"nodes": 3, "node_of_rank": (0, 0, 1, 1)},
         {"ranks_per_node": 2, "node_of_rank": (0, 0, 1)},
+        {"node_of_rank": 5},
+        {"node_of_rank": "0011"},
+        {"node_of_rank": (0.5, 1)},
+        {"node_of_rank": (None, None)},
+        {"node_of_rank": ({}, 1)},
+        {"node_of_rank": {0: 0, 1: 0}},
     ],
 )
 def test_what_is_not_a_topology_is_refused(settings):

@@ -6,11 +6,12 @@ import gc
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import numpy as np
 import pytest
 
-from zcomm.errors import PeerTimeout
+from zcomm.errors import PeerTimeout, PlanError
 from zcomm.work import Work, Worker
 
 
@@ -69,6 +70,49 @@ def test_callbacks_are_called_once_before_or_after_completion():
     work.add_done_callback(lambda done: called.append(done))
 
     assert called == [work, work]
+
+
+@pytest.mark.parametrize("fault", [ValueError, SystemExit, KeyboardInterrupt])
+def test_a_callback_that_raises_or_exits_stops_nothing_and_is_told(fault, monkeypatch):
+    told = []
+
+    def hook(kind, *_):
+        told.append(kind)
+        raise kind  # a hook that fails itself
+
+    def raising(_):
+        raise fault
+
+    monkeypatch.setattr("sys.excepthook", hook)
+    worker, gate, called = Worker("test"), threading.Event(), []
+    works = [Work(lambda: gate.wait() and None), Work(lambda: None)]
+    works[0].add_done_callback(raising)
+    works[0].add_done_callback(lambda done: called.append(done))
+    for work in works:
+        worker.submit(work)
+
+    gate.set()
+
+    assert all(work.wait(60) for work in works)
+    assert called == works[:1]
+    assert told == [fault]
+    worker.close()
+
+
+@pytest.mark.parametrize("timeout_s", ["1", [1], float("nan"), timedelta(seconds=1)])
+def test_a_timeout_that_is_no_number_is_refused(timeout_s):
+    with pytest.raises(PlanError, match="number of seconds"):
+        Work(None).wait(timeout_s)
+    assert Work(None).wait(float("inf"))
+
+
+def test_a_timeout_without_end_is_one():
+    worker, gate = Worker("test"), threading.Event()
+    work = Work(lambda: gate.wait() and None)
+    worker.submit(work)
+    threading.Timer(0.05, gate.set).start()
+    assert work.wait(float("inf"))
+    worker.close()
 
 
 def test_arrays_are_let_go_when_done_and_the_thread_ends():

@@ -132,6 +132,11 @@ def _reader(array: Any, role: str) -> Any:
         return _read_torch
     if hasattr(array, "__cuda_array_interface__") and not hasattr(array, "data_ptr"):
         return _read_cuda_array
+    if isinstance(array, np.ndarray):
+        raise BufferError(
+            f"{role} is a {name}, a subclass of numpy.ndarray whose elements may mean something else; "
+            f"pass the plain array: numpy.asarray({role})"
+        )
     if hasattr(array, "to_local"):
         raise BufferError(f"{role} is a {kind.__name__}; pass the local tensor: .to_local()")
     if hasattr(array, "data_ptr"):

@@ -23,8 +23,12 @@ class ReduceOp:
     def __post_init__(self) -> None:
         if self.name not in ("SUM", "AVG", "PREMUL_SUM"):
             raise ReduceOpError(f"an operator is SUM, AVG or PREMUL_SUM, got {self.name!r}; use zcomm.AVG, say")
-        if isinstance(self.factor, bool) or not isinstance(self.factor, (int, float)):
+        if isinstance(self.factor, bool) or not isinstance(self.factor, numbers.Real):
             raise ReduceOpError(f"the factor of {self.name} must be a number, got {self.factor!r}")
+        try:
+            object.__setattr__(self, "factor", float(self.factor))
+        except OverflowError as error:
+            raise ReduceOpError(f"the factor of {self.name} must be a number that a float holds: {error}") from error
         if self.factor != 1.0 and self.name != "PREMUL_SUM":
             raise ReduceOpError(f"{self.name} has no factor, got {self.factor!r}; use zcomm.premul_sum")
 
@@ -41,7 +45,7 @@ def premul_sum(factor: float) -> ReduceOp:
     """The sum of every rank's values times factor."""
     if isinstance(factor, bool) or not isinstance(factor, numbers.Real):
         raise ReduceOpError(f"premul_sum takes a number, got {factor!r}")
-    return ReduceOp("PREMUL_SUM", float(factor))
+    return ReduceOp("PREMUL_SUM", factor)
 
 
 def reduce_op(op: Any) -> ReduceOp:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from operator import index
+from typing import Any
 
 from zcomm.errors import TopologyError
 
@@ -26,9 +28,10 @@ class Topology:
     node_of_rank: tuple[int, ...] = ()  # numbered in order of their first rank
 
     def __post_init__(self) -> None:
-        if self.node_of_rank:
+        labels = _whole_numbers(self.node_of_rank)
+        if labels:
             numbers: dict[int, int] = {}
-            rows = tuple(numbers.setdefault(node, len(numbers)) for node in self.node_of_rank)
+            rows = tuple(numbers.setdefault(node, len(numbers)) for node in labels)
             sizes = {rows.count(node) for node in range(len(numbers))}
             found = (len(numbers), sizes.pop() if len(sizes) == 1 else 0)
             for name, given, is_so in zip(
@@ -95,6 +98,18 @@ class Topology:
                 else f"nodes {self.node_of_rank}"
             )
             raise TopologyError(f"topology of {shape} = {self.size} ranks, but the group has {size}")
+
+
+def _whole_numbers(node_of_rank: Any) -> tuple[int, ...]:
+    """The nodes of a list, tuple or array. Raises TopologyError for anything else."""
+    try:
+        if isinstance(node_of_rank, Mapping | Set):
+            raise TypeError("not in the order of ranks")
+        return tuple(index(node) for node in node_of_rank)
+    except TypeError as error:
+        raise TopologyError(
+            f"node_of_rank must hold a whole number for each rank, (0, 0, 1, 1) say, got {node_of_rank!r}"
+        ) from error
 
 
 def node_label(environment: Mapping[str, str] = os.environ) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
+import numbers
 import sys
 import threading
 import time
@@ -15,7 +17,7 @@ import weakref
 from collections.abc import Callable
 from typing import Protocol
 
-from zcomm.errors import GroupError, PeerTimeout
+from zcomm.errors import GroupError, PeerTimeout, PlanError
 from zcomm.graphs import outside_graphs
 
 EXIT_GRACE_S = 10.0  # that the end of the program waits for works in flight
@@ -61,9 +63,12 @@ class Work:
         On a GPU not the host waits for the result but the caller's current stream, unless timeout_s is given.
         Raises PeerTimeout if timeout_s passes first; the call goes on and may be waited for again.
         """
+        if timeout_s is not None and (not isinstance(timeout_s, numbers.Real) or timeout_s != timeout_s):
+            raise PlanError(f"timeout_s must be a number of seconds or None, got {timeout_s!r}")
         if not self._done:
+            longest = None if timeout_s is None else min(float(timeout_s), threading.TIMEOUT_MAX)
             with self._lock:
-                if not self._lock.wait_for(lambda: self._done, timeout_s):
+                if not self._lock.wait_for(lambda: self._done, longest):
                     raise PeerTimeout(
                         f"the collective was not complete after {timeout_s} s; wait again, or give it longer"
                     )
@@ -111,8 +116,9 @@ class Work:
         for callback in callbacks:
             try:
                 callback(self)
-            except Exception:
-                sys.excepthook(*sys.exc_info())  # a callback's fault must not stop the works behind it
+            except BaseException:  # a callback's fault, or its exit, must not stop the works behind it
+                with contextlib.suppress(BaseException):
+                    sys.excepthook(*sys.exc_info())
 
 
 class Worker:

@@ -290,6 +290,44 @@ def test_settings_are_checked():
         with pytest.raises(PlanError, match="reset_every"):
             zcomm.Feedback(reset_every=reset_every)
     assert repr(zcomm.Feedback(0.8, 1024)) == "Feedback(beta=0.8, reset_every=1024)"
+    for key in (None, 5, ["x"], {}):
+        with pytest.raises(BufferError, match="a string"):
+            zcomm.Feedback().of(key)
+
+
+def test_what_is_no_residual_is_refused_before_a_byte_moves():
+    def program(comm):
+        told = []
+        for feedback in (zcomm.Feedback(), True, "x", 0):
+            for call in (comm.all_reduce, lambda x, **more: comm.reduce_scatter_single(np.empty(4, f), x, **more)):
+                with pytest.raises(BufferError, match=r"Feedback\(\)\.of\(key\), got") as caught:
+                    call(np.ones(4 * comm.size, f), feedback=feedback)
+                told.append(str(caught.value))
+        assert not comm.stats()
+        return told
+
+    f = np.float32
+    run(Topology(nodes=1, ranks_per_node=1), program)
+    told = run(Topology(nodes=1, ranks_per_node=2), program)
+    assert told[0] == told[1]
+
+
+def test_what_no_state_dict_gave_is_refused_and_changes_nothing():
+    feedback = zcomm.Feedback()
+    feedback.of("kept")
+    for state in (
+        None,
+        [],
+        {"a": 1},
+        {"a": {"parts": {}}},
+        {"a": {"calls": "1", "parts": {}}},
+        {"a": {"calls": 1, "parts": [1]}},
+        {"a": {"calls": 1, "parts": {"input": [[1.0], [1.0, 2.0]]}}},
+        {"a": {"calls": 1, "parts": {"input": "x"}}},
+    ):
+        with pytest.raises(BufferError, match="what state_dict"):
+            feedback.load_state_dict(state)
+        assert feedback.keys() == ("kept",)
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------

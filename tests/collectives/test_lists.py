@@ -103,6 +103,8 @@ def test_lists_that_do_not_fit_are_refused():
             lambda: comm.all_reduce_coalesced([]),
             lambda: comm.all_reduce_coalesced([ones[0], np.ones(3, np.int32)]),
             lambda: comm.all_gather([np.empty(4, np.float32)] * 2, ones[0]),
+            lambda: comm.gather(ones[0], np.ones((2, 3), np.float32), comm.rank),
+            lambda: comm.scatter(np.empty(3, np.float32), np.ones((2, 3), np.float32), comm.rank),
         ):
             with pytest.raises(BufferError) as caught:
                 call()

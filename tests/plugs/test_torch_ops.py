@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.library import opcheck
 
 import zcomm
-from zcomm.errors import BufferError, ReduceOpError
+from zcomm.errors import BufferError, GroupError, ReduceOpError
 from zcomm.topology import Topology
 
 TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
@@ -86,6 +86,8 @@ def check_refusals() -> None:
         zcomm.ops.all_reduce(torch.zeros(6), "max")
     with pytest.raises(BufferError, match="int64"):
         zcomm.ops.all_reduce(torch.arange(6))
+    with pytest.raises(GroupError, match="got a int"):
+        zcomm.ops.all_reduce(torch.zeros(6), group=5)
 
 
 def test_bad_arguments_are_refused(torch_world):

@@ -48,6 +48,12 @@ def check_refusals() -> list[str]:
         (BufferError, lambda: zcomm.reduce_scatter_single(torch.empty(9), full, codec="int8")),
         (BufferError, lambda: zcomm.reduce_scatter_single(torch.empty(10), torch.ones(41), codec="int8")),
         (GroupError, lambda: zcomm.all_reduce(full, group="world", codec="int8")),
+        (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, 10, 10)),
+        (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, [10.0] * 4, [10.0] * 4)),
+        (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, "abcd", "abcd")),
+        (BufferError, lambda: zcomm.all_to_all_single(None, full, [10] * 4, [10] * 4)),
+        (BufferError, lambda: zcomm.gather(part, torch.empty(4, 10), dist.get_rank())),
+        (BufferError, lambda: zcomm.scatter(part, torch.empty(4, 10), dist.get_rank())),
     ]:
         with pytest.raises(kind) as caught:
             call()

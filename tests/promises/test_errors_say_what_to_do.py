@@ -46,6 +46,13 @@ SETTINGS = {
     "plan": (lambda: zcomm.Plan(chunk_elems=0), "got 0", "at least 1"),
     "timeout": (lambda: zcomm.Plan(timeout_s=-1), "got -1", "0.001 to"),
     "premul": (lambda: zcomm.premul_sum("x"), "'x'", "a number"),
+    "premul that no float holds": (lambda: zcomm.premul_sum(10**400), "too large", "a number that a float holds"),
+    "rotation of a rotation": (
+        lambda: zcomm.codec("hadamard:" * 5000 + "int4"),
+        "got hadamard:hadamard:",
+        "use hadamard:int4",
+    ),
+    "wait": (lambda: zcomm.Work(None).wait("1 s"), "'1 s'", "a number of seconds"),
 }
 
 

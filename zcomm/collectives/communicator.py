@@ -305,7 +305,8 @@ class Communicator:
         """Gather every rank's tensor on rank dst, each into its own output; they may differ in size."""
         if self.rank != self._arguments.root(dst, "dst"):
             return self.gather_single(None, tensor, dst, codec, async_op)
-        packed = Packed(self._arguments.one_each(outputs or (), "outputs"), "outputs", written=True)
+        outputs = self._arguments.one_each(() if outputs is None else outputs, "outputs")
+        packed = Packed(outputs, "outputs", written=True)
         source, target = self._arguments.read(tensor, "tensor"), self._arguments.read(packed.flat, "outputs")
         shards = self._arguments.counts(packed.counts, source.n_elems, "tensor")
         check_output(target, source, sum(shards), sum_of(shards))
@@ -324,7 +325,8 @@ class Communicator:
         """Give every rank its own of rank src's inputs; they may differ in size."""
         if self.rank != self._arguments.root(src, "src"):
             return self.scatter_single(tensor, None, src, codec, async_op)
-        packed = Packed(self._arguments.one_each(inputs or (), "inputs"), "inputs", written=False)
+        inputs = self._arguments.one_each(() if inputs is None else inputs, "inputs")
+        packed = Packed(inputs, "inputs", written=False)
         return self.scatter_single(tensor, packed.fill(), src, codec, async_op, counts=packed.counts)
 
     def send(

@@ -6,7 +6,6 @@ state leaves it behind, and asks for it again where it was not the default one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch.distributed as dist
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.feedback import Feedback
 from zcomm.collectives.stats import Stats
-from zcomm.errors import BufferError, GroupError
+from zcomm.errors import BufferError, GroupError, PlanError, TopologyError
 from zcomm.plan import Plan, plan_of
 from zcomm.topology import Topology
 from zcomm.transports.torch_dist import process_group
@@ -39,6 +38,10 @@ class HookState:
     ) -> None:
         if isinstance(codec, Plan):
             plan, codec = codec, None
+        if plan is not None and not isinstance(plan, Plan):
+            raise PlanError(f"plan must be a zcomm.Plan or None, got {plan!r}; a codec goes first: State({plan!r})")
+        if topology is not None and not isinstance(topology, Topology):
+            raise TopologyError(f"topology must be a zcomm.Topology or None, got {topology!r}")
         self.plan = plan_of(codec or "int8") if plan is None else plan if codec is None else replace(plan, codec=codec)
         self.topology = topology
         if not isinstance(feedback, bool | Feedback):
@@ -87,7 +90,12 @@ class HookState:
 
     def state_dict(self) -> dict[str, Any]:
         """This rank's residuals as tensors, for torch.save beside model and optimizer. Save it on every rank."""
-        return {} if self.feedback is None else _with_parts(self.feedback.state_dict(), torch.from_numpy)
+        if self.feedback is None:
+            return {}
+        return {
+            key: saved | {"parts": {name: torch.from_numpy(part) for name, part in saved["parts"].items()}}
+            for key, saved in self.feedback.state_dict().items()
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take this rank's residuals back."""
@@ -95,7 +103,7 @@ class HookState:
             if state:
                 raise BufferError("the state holds residuals, but feedback is off here; make the State with feedback=")
             return
-        self.feedback.load_state_dict(_with_parts(state, torch.Tensor.numpy))
+        self.feedback.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
@@ -105,11 +113,3 @@ class HookState:
 
     def __repr__(self) -> str:
         return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}({self.plan})"
-
-
-def _with_parts(state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    """A feedback's state_dict with every part changed: array to tensor, or back."""
-    return {
-        key: {"calls": saved["calls"], "parts": {name: change(part) for name, part in saved["parts"].items()}}
-        for key, saved in state.items()
-    }

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from operator import index
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from zcomm.collectives.communicator import Communicator
-from zcomm.errors import GroupError
+from zcomm.errors import BufferError, GroupError
 from zcomm.graphs import outside_graphs
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.transports.torch_dist import device_in, process_group
@@ -158,7 +159,8 @@ def all_to_all_single(
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
     """Send each rank its part of input's first dimension (see Communicator.all_to_all_single)."""
-    came, sent = _in_elements(output, output_split_sizes), _in_elements(input, input_split_sizes)
+    came = _in_elements(output, output_split_sizes, "output_split_sizes")
+    sent = _in_elements(input, input_split_sizes, "input_split_sizes")
     return _work(communicator(group, output).all_to_all_single(output, input, came, sent, codec, async_op), output)
 
 
@@ -317,12 +319,15 @@ all_gather_into_tensor = all_gather_single  # torch's older names
 reduce_scatter_tensor = reduce_scatter_single
 
 
-def _in_elements(tensor: torch.Tensor, rows: list[int] | None) -> list[int] | None:
+def _in_elements(tensor: torch.Tensor, rows: list[int] | None, called: str) -> list[int] | None:
     """torch counts splits in rows of the first dimension."""
-    if rows is None:
-        return None
-    row = tensor[:1].numel() if tensor.dim() > 1 else 1
-    return [n_rows * row for n_rows in rows]
+    if rows is None or not isinstance(tensor, torch.Tensor):  # what is no tensor, the communicator refuses by name
+        return rows
+    try:
+        row = tensor[:1].numel() if tensor.dim() > 1 else 1
+        return [index(n_rows) * row for n_rows in rows]
+    except TypeError as error:
+        raise BufferError(f"{called} must be whole numbers of rows, one for each rank, got {rows!r}") from error
 
 
 def _rank_in_group(group: Any, rank: int | None, rank_in_group: int | None, default: int | None = None) -> int:

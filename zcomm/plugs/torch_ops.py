@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm.collectives.communicator import Communicator
-from zcomm.errors import BufferError, ReduceOpError
+from zcomm.errors import BufferError, GroupError, ReduceOpError
 from zcomm.plugs.torch_calls import communicator
 from zcomm.reduce_op import reduce_op
 
@@ -69,6 +69,8 @@ def _name(group: Any) -> str:
         group = dist.group.WORLD
     elif hasattr(group, "get_group"):
         group = group.get_group()
+    if not hasattr(group, "group_name"):
+        raise GroupError(f"got a {type(group).__name__}; expected a group's name, a ProcessGroup, a DeviceMesh or None")
     return group.group_name
 
 

@@ -52,6 +52,9 @@ def codec(spec: str | Codec) -> Codec:
 def _parse(spec: str) -> Codec:
     head, *options = spec.split(":")
     if head == "hadamard":
+        if options[:1] == ["hadamard"]:
+            inner = ":".join(options)[:100]
+            raise CodecError(f"hadamard wraps a codec with blocks, got {inner}; use hadamard:int4 or the like")
         return Hadamard(_parse(":".join(options)))
     parser = _PARSERS.get(head)
     if parser is None:
