@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from impatience import AMPLE_S
 
 import zcomm
 
@@ -42,6 +45,28 @@ def test_every_public_function_and_class_says_what_it_does():
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match="all_reduce"):
         zcomm.all_redoce  # noqa: B018
+
+
+def test_without_torch_its_names_tell_the_extra_and_all_others_work():
+    program = """
+import sys
+
+sys.modules["torch"] = None  # as if it were not installed
+import zcomm
+
+for name in zcomm.__all__:
+    try:
+        getattr(zcomm, name)
+    except zcomm.errors.MissingExtra as error:
+        print(name, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=AMPLE_S, check=False)
+
+    needed = re.findall(r"^(\w+) zcomm\.\1 needs torch; pip install 'zcomm-collectives\[torch\]'$", done.stdout, re.M)
+    without = {"AVG", "SUM", "CollectiveStats", "Communicator", "Feedback", "Plan", "ReduceOp", "Topology", "Work"}
+    without |= {"__version__", "codec", "errors", "local", "mpi", "premul_sum"}
+    assert (done.returncode, done.stderr) == (0, "")
+    assert needed == [name for name in zcomm.__all__ if name not in without]
 
 
 def test_the_version_is_the_distribution_s():

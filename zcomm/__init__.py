@@ -94,10 +94,17 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'zcomm' has no attribute {name!r}; it has {', '.join(__all__)}")
-    if name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    else:
-        value = getattr(importlib.import_module(_HOMES.get(name, "zcomm.plugs.torch_calls")), name)
+    try:
+        if name in _MODULES:
+            value = importlib.import_module(_MODULES[name])
+        else:
+            value = getattr(importlib.import_module(_HOMES.get(name, "zcomm.plugs.torch_calls")), name)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "torch.distributed"):
+            raise
+        from zcomm.errors import MissingExtra
+
+        raise MissingExtra(f"zcomm.{name} needs torch; pip install 'zcomm-collectives[torch]'") from error
     globals()[name] = value
     return value
 

@@ -122,6 +122,8 @@ def test_the_words_follow_the_numbers(words, said, capsys):
         (plan("--link", "1gbit", "--params", "7b"), "--params '7b' is not a number; write it like 7e9"),
         (plan("--link", "1gbit", "--params", "nan"), "--params is nan; expected a positive number"),
         (plan("--link", "1gbit", "--params", "5"), "--layers 32 are more than --params 5"),
+        (plan("--link", "1gbit", "--json", "/no/such/x.json"), "written: the folder /no/such does not exist"),
+        (plan("--link", "1gbit", "--json", "/"), "--json / is a folder"),
         (plan("--link", "1gbit", "--compute", "-1"), "--compute is -1; expected a positive number"),
     ],
     ids=lambda value: " ".join(value[7:]) if isinstance(value, list) else "",

@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="zcomm", description="Collectives that send block-quantized bytes: programs for people."
+        prog="zcomm",
+        description="Collectives that send block-quantized bytes: what to try, plan and measure them with.",
     )
     parser.add_argument("--version", action="version", version=f"zcomm {__version__}")
     subparsers = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)

@@ -36,6 +36,7 @@ from zcomm.tools.cluster_namespaces import Namespaces, find_namespaces
 from zcomm.tools.cluster_network import Shaping
 from zcomm.tools.cluster_task import Task
 from zcomm.tools.link import NO_LIMIT, Link, format_latency, parse_latency
+from zcomm.tools.output_file import why_not_writable
 
 MOST_NODES = 8
 MOST_RANKS_PER_NODE = 8
@@ -306,8 +307,8 @@ def run_command(args: argparse.Namespace) -> int:
     )
     timeout_s = None if args.timeout is None else _read_timeout(args.timeout)
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if args.json is not None:
-        _check_writable(args.json)
+    if problem := why_not_writable("--json", args.json):
+        raise ClusterError(problem)
 
     def show(output: Output) -> None:
         if args.rank0_output and output.rank != 0:
@@ -404,14 +405,3 @@ def _read_timeout(text: str) -> float:
     if not 0 < timeout_s < 1e9:
         raise ClusterError(f"--timeout is {text}; expected a positive number of seconds")
     return timeout_s
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a --json path before the run rather than after it."""
-    folder = path.parent
-    if path.is_dir():
-        raise ClusterError(f"--json {path} is a folder; expected a file to write")
-    if not folder.is_dir():
-        raise ClusterError(f"--json {path} cannot be written: the folder {folder} does not exist")
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise ClusterError(f"--json {path} cannot be written: permission denied")

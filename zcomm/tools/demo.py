@@ -25,6 +25,7 @@ from zcomm.tools import cluster, demo_plot, demo_report
 from zcomm.tools.about import about
 from zcomm.tools.demo_plan import NO_NETWORK, Event, Launch, Measured, Model, Shape
 from zcomm.tools.link import Link
+from zcomm.tools.output_file import why_not_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,23 +154,9 @@ def check(args: argparse.Namespace) -> Options:
     if len(set(recipes)) < len(recipes):
         raise DemoError(f"--recipes names one twice: {args.recipes}")
     for name, path in (("--json", args.json), ("--plot", args.plot)):
-        check_writable(name, path)
+        if problem := why_not_writable(name, path):
+            raise DemoError(problem)
     return Options(spec, recipes, steps, loss_steps, size.model, find_example(), args.json, args.plot)
-
-
-def check_writable(name: str, path: Path | None) -> None:
-    """Raise DemoError if path cannot be written; leaves no file behind."""
-    if path is None:
-        return
-    if name == "--plot" and path.suffix not in (".png", ".svg", ".pdf"):
-        raise DemoError(f"--plot {path}: expected a name that ends in .png, .svg or .pdf")
-    existed = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as problem:
-        raise DemoError(f"{name} {path} cannot be written: {problem.strerror}") from problem
-    if not existed:
-        path.unlink()
 
 
 def find_example() -> Path:

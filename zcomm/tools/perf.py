@@ -81,7 +81,7 @@ def write(options: Options, about: perf_report.About, rows: list[Row]) -> None:
     if options.plot is not None:
         topology = about.topology
         link = "" if options.link is None else f", link {options.link}"
-        title = f"{topology.size} ranks on {topology.nodes} nodes{link}, {about.versions}"
+        title = f"{topology.size} ranks on {topology.nodes} node{'s' * (topology.nodes > 1)}{link}, {about.versions}"
         perf_plot.draw(title, rows, options.plot)
 
 

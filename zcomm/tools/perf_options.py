@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from zcomm.errors import ZcommError
 from zcomm.tools.link import Link
+from zcomm.tools.output_file import why_not_writable
 from zcomm.tools.perf_formulas import COLLECTIVES
 from zcomm.wire.registry import codec as parse_codec
 
 DEVICES = ("cpu", "cuda")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 class PerfError(ZcommError, ValueError):
@@ -118,20 +117,9 @@ def read_sizes(text: str) -> tuple[int, ...]:
 
 def check_files(options: Options) -> str | None:
     """Why a file that is to be written cannot be, or None. Leaves nothing behind."""
-    if options.plot is not None and options.plot.suffix not in _PICTURES:
-        return f"--plot {options.plot}: expected a name that ends in {', '.join(_PICTURES)}"
     if options.plot is not None and importlib.util.find_spec("matplotlib") is None:
         return "--plot needs matplotlib; pip install 'zcomm-collectives[tools]'"
-    for name, path in (("--json", options.json), ("--plot", options.plot)):
-        if path is None:
-            continue
-        if path.is_dir():
-            return f"{name} {path} is a folder; expected a file to write"
-        if not path.parent.is_dir():
-            return f"{name} {path} cannot be written: the folder {path.parent} does not exist"
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
-            return f"{name} {path} cannot be written: permission denied"
-    return None
+    return why_not_writable("--json", options.json) or why_not_writable("--plot", options.plot)
 
 
 def _listed(option: str, text: str) -> list[str]:

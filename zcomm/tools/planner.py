@@ -16,6 +16,7 @@ from zcomm.errors import ClusterError
 from zcomm.tools.about import about
 from zcomm.tools.cost import RECIPES, Moved, Nodes, Recipe, coded_bytes, memory_bytes, step, wire_s
 from zcomm.tools.link import read_rate
+from zcomm.tools.output_file import why_not_writable
 
 BASELINES = ("fp32", "bf16", "bf16_two_hop")
 PAYS_FROM = 1.05  # times as fast
@@ -59,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if n_layers > n_params:
         raise ClusterError(f"--layers {n_layers} are more than --params {n_params}")
     compute_s = None if args.compute is None else read_number("--compute", args.compute, 1e9)
+    if problem := why_not_writable("--json", args.json):
+        raise ClusterError(problem)
     link, node_link = read_rate(args.link), read_rate(args.node_link)
     units = [n_params // n_layers + (i < n_params % n_layers) for i in range(n_layers)]
     rows = plan(units, shape, link, node_link, compute_s)
