@@ -23,7 +23,7 @@ from torch_cases import TWO_BY_TWO, group_of
 
 import zcomm
 from zcomm.collectives.feedback import Turn
-from zcomm.errors import BufferError, GroupError, TopologyError, UnsupportedError
+from zcomm.errors import BufferError, GroupError, PlanError, TopologyError, UnsupportedError
 from zcomm.topology import Topology
 
 WIDTH, ODD = 64, 67
@@ -363,8 +363,14 @@ def check_errors() -> None:
         zcomm.ddp.compress(nn.Linear(2, 2))
     with pytest.raises(TopologyError):
         zcomm.ddp.State("int8", topology=Topology(nodes=3, ranks_per_node=2))
+    with pytest.raises(TopologyError, match="'2x2'"):
+        zcomm.ddp.State("int8", topology="2x2")
+    with pytest.raises(PlanError, match=r"State\('int4'\)"):
+        zcomm.ddp.State(plan="int4")
     with pytest.raises(BufferError, match="feedback"):
         zcomm.ddp.State("int8", feedback="yes")
+    with pytest.raises(BufferError, match="what state_dict"):
+        zcomm.ddp.State("int8", feedback=True).load_state_dict({"layout 0": 1})
     with pytest.raises(UnsupportedError, match="ddp_optimizer"):
         zcomm.ddp.hook(shared, (torch.zeros(1), torch.zeros(1)))
 
