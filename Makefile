@@ -6,6 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
+PYTEST_ARGS ?= -n 2 --dist loadfile
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpu/* cuda/*)
 
 .DEFAULT_GOAL := help
