@@ -25,7 +25,7 @@ def draw(
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     look = {
         "font.size": 10,
@@ -46,6 +46,7 @@ def draw(
             draw_curves(times, own, lambda row: row.measured.time_s * 1e3, uncompressed=True)
             times.set_yscale("log")
             times.yaxis.set_major_formatter("{x:g}")
+            times.yaxis.set_minor_formatter(ticker.LogFormatter())  # plain, and none over several decades
             times.set_ylabel("milliseconds per call (median, slowest rank)")
             times.set_title(f"{collective}: time", loc="left", fontsize=11)
             forms = len({row.measured.form for row in own})
