@@ -11,41 +11,15 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from language_model import Block, Model, loss_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.nn import functional as F
-from torch_cases import TWO_BY_TWO, group_of
+from torch_cases import group_of, topology_of
 
 import zcomm
 from zcomm.errors import BufferError, GroupError, UnsupportedError
-from zcomm.topology import Topology
-
-WIDTH, ODD = 64, 67
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, ODD), nn.Linear(ODD, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(x)))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(ODD, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-        self.head = nn.Linear(WIDTH, ODD, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 def wrapped(model: nn.Module, **options) -> FullyShardedDataParallel:
@@ -55,12 +29,6 @@ def wrapped(model: nn.Module, **options) -> FullyShardedDataParallel:
 def build(**options) -> FullyShardedDataParallel:
     torch.manual_seed(0)
     return wrapped(Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), **options)
-
-
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    tokens = torch.randint(0, ODD, (4, 9), generator=generator)
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
 def gradients(model: nn.Module) -> torch.Tensor:
@@ -116,7 +84,7 @@ def check_gradients(use: str, codec: str) -> None:
                 with model.no_sync():
                     loss_of(model, step).backward()
         made = sum(each.calls for each in state.stats().values()) - calls
-        assert made == (3 if synchronised else 0)  # two blocks and the root
+        assert made == (4 if synchronised else 0)  # three blocks and the root
         if not synchronised:
             continue
         wanted, got = gradients(plain), gradients(compressed)
@@ -155,7 +123,7 @@ def check_to_the_bit(size: int, strategy: ShardingStrategy, hierarchical: bool) 
     wholes = [oracle.values(each, n_elems, np.dtype(np.float32)) for each in range(size)]
     model = wrapped(Vector(n_elems), process_group=group, sharding_strategy=strategy)
     state = zcomm.fsdp1.compress(model, zcomm.Plan("int4", hierarchical=hierarchical, one_shot_bytes=0))
-    topology = {3: Topology(node_of_rank=(0, 0, 1)), 4: TWO_BY_TWO}.get(size) if hierarchical else None
+    topology = topology_of(size) if hierarchical else None
     for _ in range(3):
         model.zero_grad()
         model(torch.from_numpy(wholes[rank])).backward()

@@ -7,52 +7,28 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from language_model import ODD, Model, loss_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.nn import functional as F
+from torch_cases import TWO_BY_TWO
 
 import zcomm
 from zcomm.collectives.agreement import CARD_BYTES
 from zcomm.errors import BufferError
 from zcomm.topology import Topology
 
-WIDTH, ODD = 64, 67  # 67 rows over 4 ranks are padded per parameter
-TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
 _meshes: dict[str, object] = {}
 
 
 def mesh_of(kind: str):
-    """A device mesh, made once: "4", "3 of 4" (ranks 0 to 2), "2x2"."""
+    """A device mesh of the four ranks, made once: "4" or "2x2"."""
     if kind not in _meshes:
         if kind == "4":
             _meshes[kind] = init_device_mesh("cpu", (4,))
-        elif kind == "2x2":
+        else:
             _meshes[kind] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
     return _meshes[kind]
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ODD), nn.Linear(ODD, WIDTH)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(ODD, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(3))
-        self.head = nn.Linear(WIDTH, ODD, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 def build(mesh: str = "4", policy: MixedPrecisionPolicy | None = None, reshard: int | None = None) -> nn.Module:
@@ -64,17 +40,6 @@ def build(mesh: str = "4", policy: MixedPrecisionPolicy | None = None, reshard: 
     for block in model.blocks:
         fully_shard(block, **options)
     return fully_shard(model, **options)
-
-
-def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    tokens = torch.randint(0, ODD, (4, 17), generator=generator)
-    return tokens[:, :-1], tokens[:, 1:]
-
-
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    tokens, following = batch(step)
-    return F.cross_entropy(model(tokens).flatten(0, 1).float(), following.flatten())
 
 
 def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
