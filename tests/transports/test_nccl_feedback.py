@@ -149,6 +149,27 @@ def test_a_run_goes_on_to_the_bit_on_either_device(way, resumed_on, cuda):
         assert in_host_memory("2x2", PLAN, resumed(np.array)) == wanted
 
 
+def test_tensors_that_torch_load_brought_to_a_gpu_are_taken_too():
+    class OnGpu:
+        """A tensor of torch.load(..., map_location="cuda")."""
+
+        data_ptr = None
+
+        def __init__(self, array):
+            self.array = array
+
+        def detach(self):
+            return self
+
+        def cpu(self):
+            return self.array
+
+    part, feedback = gradient(0, 0), Feedback()
+    feedback.load_state_dict({"x": {"calls": 3, "parts": {"input": OnGpu(part)}}})
+
+    assert state_bits(feedback) == {"x": (3, {"input": part.tobytes()})}
+
+
 @seeds(6)
 def test_calls_of_two_communicators_take_turns_on_the_gpu_too(cuda):
     """Each communicator has a stream of its own; the later call waits for the earlier one's residual."""

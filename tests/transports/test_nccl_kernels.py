@@ -96,3 +96,30 @@ def test_pieces_of_a_step_are_launched_together(library, monkeypatch):
     expected = oracle.all_reduce(codec, codec, inputs, None, "SUM").tobytes()
     assert all(x.tobytes() == expected for x in results)
     assert len(launcher.launched) == 8 * 4  # for others, for itself; the sum again; everybody's decoded
+
+
+def test_error_feedback_by_the_kernels_is_what_host_memory_gives(library, monkeypatch):
+    topology, plan = Topology(nodes=2, ranks_per_node=2), Plan("int8", chunk_elems=700, one_shot_bytes=0)
+
+    def program(transport, to, back):
+        feedback, results = zcomm.Feedback(beta=0.8), []
+        with Communicator(transport, plan, topology) as comm:
+            for step in range(4):
+                x = to(oracle.values(10 * step + comm.rank, 3001, F32))
+                comm.all_reduce(x, "avg", feedback=feedback.of("x"))
+                results.append(back(x).tobytes())
+            parts = feedback.state_dict()["x"]["parts"]
+        return results, {name: part.tobytes() for name, part in parts.items()}
+
+    with FakeCuda() as cuda:
+        launcher = QueuedLauncher(cuda, library)
+        monkeypatch.setattr(select, "_cuda_engine", lambda index: CudaEngine(launcher))
+
+        def of_gpu(nccl):
+            with cuda.module.cuda.Stream():
+                return program(nccl, cuda.asarray, lambda x: x.get())
+
+        by_kernels = cuda.run(4, of_gpu)
+
+    assert by_kernels == zcomm.local.run(4, lambda transport: program(transport, np.array, np.asarray))
+    assert any("sum<" in kernel for kernel in launcher.launched)

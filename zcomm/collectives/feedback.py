@@ -31,7 +31,7 @@ import numpy as np
 from zcomm.buffers import DType, Span
 from zcomm.engines.engine import Engine, Finish
 from zcomm.errors import BufferError, PlanError
-from zcomm.streams import Lane, Mark, NoLane, to_host
+from zcomm.streams import Lane, Mark, NoLane, is_torch, to_host
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.wire.raw import Raw
@@ -92,7 +92,7 @@ class Feedback:
 
     def load_state_dict(
         self,
-        state: Mapping[str, Any],  # of this rank; parts may be arrays or CPU tensors
+        state: Mapping[str, Any],  # of this rank; parts may be arrays or tensors, on any device
     ) -> None:
         """Continue where state_dict() was taken, to the bit, on whatever device the next calls are.
 
@@ -106,11 +106,11 @@ class Feedback:
         residual = Residual(key, self.beta, self.reset_every)
         try:
             residual.calls = index(saved["calls"])
-            residual.parts = {name: np.array(part, np.float32).reshape(-1) for name, part in saved["parts"].items()}
+            residual.parts = {name: _in_host_memory(part) for name, part in saved["parts"].items()}
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
             raise BufferError(
                 f"the saved residual {key!r} cannot be read: {type(error).__name__} {error}; expected what "
-                "state_dict() gave: {'calls': int, 'parts': {name: float32 array or CPU tensor}}"
+                "state_dict() gave: {'calls': int, 'parts': {name: float32 array or tensor}}"
             ) from error
         if _INPUT in residual.parts:
             residual.n_elems = residual.parts[_INPUT].size
@@ -335,6 +335,11 @@ class _Compensating:
                 h *= np.float32(1) - beta
                 h += residual * beta
         arrays.copyto(residual, h, where=arrays.isfinite(h))
+
+
+def _in_host_memory(part: Any) -> np.ndarray:
+    """A saved part, from where the next call takes it to where its tensor is."""
+    return np.array(part.detach().cpu() if is_torch(part) else part, np.float32).reshape(-1)
 
 
 def _address(array: Any) -> int:

@@ -71,7 +71,8 @@ class State(HookState):
                     f"bucket {bucket.index()} is a sparse gradient, which zcomm does not compress; "
                     "make the embedding with sparse=False, or use DDP without this hook"
                 )
-            work = self.communicator.all_reduce(buffer, AVG, async_op=True, feedback=self._residual(bucket))
+            communicator, residual = self.communicator_for(buffer), self._residual(bucket)
+            work = communicator.all_reduce(buffer, AVG, async_op=True, feedback=residual)
             assert work is not None
             self._under_way.append(work)
             if bucket.is_last():

@@ -78,10 +78,11 @@ def hook(
             "FSDP1 does not tell a hook whose gradient it holds, so feedback cannot keep units apart; "
             "register by zcomm.fsdp1.compress(model, ..., feedback=...)"
         )
+    communicator = state.communicator_for(gradient)
     if shard is None:
-        state.communicator.all_reduce(gradient, AVG, feedback=residual)
+        communicator.all_reduce(gradient, AVG, feedback=residual)
     else:
-        state.communicator.reduce_scatter_single(shard, gradient, AVG, feedback=residual)
+        communicator.reduce_scatter_single(shard, gradient, AVG, feedback=residual)
 
 
 def compress(

@@ -32,6 +32,7 @@ from zcomm.plan import Plan, plan_of
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.reduce_op import reduce_op
 from zcomm.topology import Topology
+from zcomm.transports.torch_dist import device_in
 from zcomm.wire.codec import Codec
 
 try:
@@ -173,17 +174,20 @@ class Compressed:
 
 @dataclass
 class _Communicators:
-    """One communicator for each process group that FSDP2 comes with, made when it first does, on all its ranks."""
+    """One communicator for each group and device that FSDP2 comes with, made when it first does, on all its ranks."""
 
     plan: Plan
     topology: Topology | None
-    communicators: dict[Any, Communicator]
+    communicators: dict[tuple[Any, torch.device], Communicator]
     passed_through: CollectiveStats
 
-    def __getitem__(self, group: Any) -> Communicator:
-        found = self.communicators.get(group)
+    def over(self, group: dist.ProcessGroup, tensor: torch.Tensor) -> Communicator:
+        """The one for tensors where this one is."""
+        key = group, tensor.device
+        found = self.communicators.get(key)
         if found is None:
-            found = self.communicators[group] = Communicator(group, self.plan, self.topology)
+            device = device_in(group, tensor.device)
+            found = self.communicators[key] = Communicator(group, self.plan, self.topology, device)
         return found
 
     def total(self) -> CollectiveStats:
@@ -249,7 +253,9 @@ class _CompressedAllGather(_Allocation, AllGather):
             communicators.pass_through(input_tensor.dtype)
             return self._torch(output_tensor, input_tensor, group, async_op)
         overlapping = async_op or output_tensor.device.type == "cpu"
-        work = communicators[group].all_gather_single(output_tensor, input_tensor, async_op=overlapping)
+        work = communicators.over(group, output_tensor).all_gather_single(
+            output_tensor, input_tensor, async_op=overlapping
+        )
         return None if work is None else TorchWork(work, output_tensor)
 
 
@@ -273,7 +279,8 @@ class _CompressedReduceScatter(_Allocation, ReduceScatter):
         if input_tensor.dtype not in _COMPRESSIBLE:  # complex gradients
             self._over_shards.pass_through(input_tensor.dtype)
             return self._torch(output_tensor, input_tensor, group, op, async_op)
-        self._over_shards[group].reduce_scatter_single(output_tensor, input_tensor, reduce_op(op))
+        communicator = self._over_shards.over(group, input_tensor)
+        communicator.reduce_scatter_single(output_tensor, input_tensor, reduce_op(op))
         return None
 
 

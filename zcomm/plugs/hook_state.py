@@ -18,7 +18,7 @@ from zcomm.collectives.stats import Stats
 from zcomm.errors import BufferError, GroupError, PlanError, TopologyError
 from zcomm.plan import Plan, plan_of
 from zcomm.topology import Topology
-from zcomm.transports.torch_dist import process_group
+from zcomm.transports.torch_dist import device_in, process_group
 from zcomm.wire.codec import Codec
 
 
@@ -69,14 +69,23 @@ class HookState:
 
     @property
     def communicator(self) -> Communicator:
-        """The communicator over the group. Making it, at the first hook, is collective."""
+        """The communicator over the group; before the first hook one for tensors on the group's own device."""
+        return self.communicator_for(None)
+
+    def communicator_for(
+        self,
+        gradient: torch.Tensor | None,  # the first one settles on which device of the group
+    ) -> Communicator:
+        """The communicator over the group, made where there is none yet, which is collective."""
         if self._communicator is None:
             if self._group_is_lost:
                 raise GroupError(
                     "this state was pickled, and a pickle holds no process group; "
                     "set state.group to the model's group before the first backward"
                 )
-            self._communicator = Communicator(self._group, self.plan, self.topology)
+            group = process_group(self._group)
+            device = device_in(group, None if gradient is None else gradient.device)
+            self._communicator = Communicator(group, self.plan, self.topology, device)
         return self._communicator
 
     def stats(self) -> Stats:
