@@ -67,7 +67,7 @@ def check_gather_and_scatter(size: int, dtype: torch.dtype, asynchronous: bool) 
         assert all(isinstance(work, dist.Work) for work in works)
         assert works[1].get_future().wait() is scattered
         assert works[0].wait() is True
-        assert all(work.is_completed() for work in works)
+        assert all(work.is_completed() and work.is_success() for work in works)
     else:
         assert works == [None, None]
 
