@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +45,13 @@ def test_a_device_without_an_engine_is_refused_by_name() -> None:
 
 
 @pytest.mark.usefixtures("without_library")
-def test_without_the_library_the_reference_computes_and_info_says_why() -> None:
-    assert select.engine_for("cpu").name == "reference"
+def test_without_the_library_the_reference_computes_which_is_said_once_and_info_says_why() -> None:
+    select._warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="computes with numpy, many times slower than it can: .*install g"):
+        assert select.engine_for("cpu").name == "reference"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert select.engine_for("cpu").name == "reference"
     info = {engine.name: engine for engine in select.available()}
     assert not info["native"].usable
     assert "was not built; install g++ or clang++ and run pip install again" in info["native"].detail

@@ -6,6 +6,7 @@ All give the same bytes; only the speed differs, and `zcomm info` shows which on
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -43,7 +44,9 @@ def engine_for(
 ) -> Engine:
     """The fastest engine for memory on this device and these codecs. Raises EngineError if there is none."""
     if device == "cpu":
-        if native.why_missing() is None and all(engine_named("native").supports(codec) for codec in codecs):
+        if why := native.why_missing():
+            _warn_once(f"zcomm computes with numpy, many times slower than it can: {why}")
+        elif all(engine_named("native").supports(codec) for codec in codecs):
             return engine_named("native")
         return engine_named("reference")
     kind, _, index = device.partition(":")
@@ -52,6 +55,11 @@ def engine_for(
     raise EngineError(
         f"no engine computes on {device!r}; engines: native and reference on 'cpu', cuda on 'cuda:0' and so on"
     )
+
+
+@lru_cache(maxsize=1)
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=3)
 
 
 @lru_cache(maxsize=64)
