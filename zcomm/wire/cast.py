@@ -14,7 +14,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import check_chunk, check_count, padded
+from zcomm.wire.codec import Carried, check_chunk, check_count, padded
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
 
@@ -23,7 +23,7 @@ _ELEMENTS = {spelling: element for element, spelling in _SPELLINGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class Cast(Carried):
     """Elements narrowed to one 16-bit float type, "bfloat16" or "float16"."""
 
     element: str
@@ -34,26 +34,6 @@ class Cast:
 
     def __str__(self) -> str:
         return _SPELLINGS[self.element]
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype of the elements on the wire."""
-        return DType[self.element.upper()]
-
-    @property
-    def block(self) -> int:
-        """No elements share anything."""
-        return 1
-
-    @property
-    def by_chance(self) -> bool:
-        """Nothing is left to chance."""
-        return False
-
-    @property
-    def holds_sums(self) -> bool:
-        """Whether the wire's dtype has float32's range."""
-        return self.dtype is not DType.FLOAT16
 
     def for_dtype(self, dtype: DType) -> Cast:
         """Itself: the wire's dtype does not depend on the elements'."""

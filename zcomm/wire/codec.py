@@ -6,7 +6,7 @@ every engine must match byte for byte; collectives never call them, they ask an 
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -105,6 +105,38 @@ class Quantizer:
     def for_dtype(self: _Self, dtype: DType) -> _Self:
         """Itself."""
         return self
+
+
+class Carried:
+    """What raw and cast have in common, for them to inherit: a chunk is elements of one dtype, and padding."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:  # a dataclass would take what it inherits for its field's default
+
+        @property
+        def element(self) -> str:
+            """The dtype's name."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype of the elements on the wire."""
+        return DType[self.element.upper()]
+
+    @property
+    def block(self) -> int:
+        """No elements share anything."""
+        return 1
+
+    @property
+    def by_chance(self) -> bool:
+        """Nothing is left to chance."""
+        return False
+
+    @property
+    def holds_sums(self) -> bool:
+        """Whether the wire's dtype has float32's range."""
+        return self.dtype is not DType.FLOAT16
 
 
 def check_chunk(

@@ -13,14 +13,14 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import check_chunk, check_count, padded
+from zcomm.wire.codec import Carried, check_chunk, check_count, padded
 from zcomm.wire.draw import Draw
 
 ELEMENTS = tuple(dtype.spelling for dtype in DType)
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class Raw(Carried):
     """Elements of one dtype as they are. Sums of raw:float64 run in float64, all others in float32."""
 
     element: str = "float32"
@@ -31,26 +31,6 @@ class Raw:
 
     def __str__(self) -> str:
         return "raw" if self.element == "float32" else f"raw:{self.element}"
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype of the elements on the wire."""
-        return DType[self.element.upper()]
-
-    @property
-    def block(self) -> int:
-        """No elements share anything."""
-        return 1
-
-    @property
-    def by_chance(self) -> bool:
-        """Nothing is left to chance."""
-        return False
-
-    @property
-    def holds_sums(self) -> bool:
-        """Whether the wire's dtype has float32's range."""
-        return self.dtype is not DType.FLOAT16
 
     def for_dtype(self, dtype: DType) -> Raw:
         """raw for elements of this dtype."""
