@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
+from zcomm.transports.memory import HostMemory
 from zcomm.transports.tags import TagRanges
 from zcomm.transports.transport import Parcel
 
@@ -40,7 +41,7 @@ class LocalWorld:
         return LocalTransport(self, rank)
 
 
-class LocalTransport:
+class LocalTransport(HostMemory):
     """One rank's endpoint in a LocalWorld."""
 
     name = "local"
@@ -62,22 +63,6 @@ class LocalTransport:
     def host(self) -> LocalTransport:
         """This one: all memory is the host's."""
         return self
-
-    def empty(self, nbytes: int) -> np.ndarray:
-        """Uninitialised bytes."""
-        return np.empty(nbytes, np.uint8)
-
-    def address(self, memory: np.ndarray) -> int:
-        """Where memory starts."""
-        return int(memory.__array_interface__["data"][0])
-
-    def write(self, memory: np.ndarray, data: bytes) -> None:
-        """Put bytes there."""
-        memory[:] = np.frombuffer(data, np.uint8)
-
-    def read(self, memory: np.ndarray, timeout_s: float | None) -> bytes:
-        """The bytes that are there."""
-        return memory.tobytes()
 
     def open(
         self,

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
+from zcomm.transports.memory import HostMemory
 from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.pace import Pacer
 from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, tag_of
@@ -44,7 +45,7 @@ _numbers = itertools.count()  # of the transports that this process makes
 _undelivered: list[Any] = []  # exchanges that MPI may still write to after their transport was closed
 
 
-class MpiTransport:
+class MpiTransport(HostMemory):
     """The ranks of an intracommunicator. Making and closing one is collective."""
 
     name = "mpi"
@@ -76,22 +77,6 @@ class MpiTransport:
     def host(self) -> MpiTransport:
         """This one: its parcels are in host memory."""
         return self
-
-    def empty(self, nbytes: int) -> np.ndarray:
-        """Uninitialised bytes."""
-        return np.empty(nbytes, np.uint8)
-
-    def address(self, memory: np.ndarray) -> int:
-        """Where memory starts."""
-        return int(memory.__array_interface__["data"][0])
-
-    def write(self, memory: np.ndarray, data: bytes) -> None:
-        """Put bytes there."""
-        memory[:] = np.frombuffer(data, np.uint8)
-
-    def read(self, memory: np.ndarray, timeout_s: float | None) -> bytes:
-        """The bytes that are there."""
-        return memory.tobytes()
 
     def open(
         self,

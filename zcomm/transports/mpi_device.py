@@ -16,13 +16,14 @@ import numpy as np
 
 from zcomm.errors import EngineError
 from zcomm.streams import DEVICE_TO_HOST, HOST_TO_DEVICE, Mark, cupy, current_stream, index_of
+from zcomm.transports.memory import GpuMemory
 from zcomm.transports.mpi import DEFAULT_TIMEOUT_S, MpiExchange, MpiTransport
 from zcomm.transports.transport import Parcel
 
 MEMORY_KINDS = "mpi_memory_alloc_kinds"  # where an MPI says which memory it takes (MPI 4.1)
 
 
-class MpiDeviceTransport(MpiTransport):
+class MpiDeviceTransport(GpuMemory, MpiTransport):
     """The ranks of an intracommunicator, with parcels in the memory of one GPU each. Making one is collective."""
 
     name = "mpi"
@@ -33,13 +34,13 @@ class MpiDeviceTransport(MpiTransport):
         device: str,  # "cuda:0"
         gpu_aware: bool | None = None,  # None: if the library says that it takes "cuda" memory; same on all ranks
     ) -> None:
-        self._index = index_of(device)
+        self.index = index_of(device)
         self._cupy = cupy()
         n_devices = self._cupy.cuda.runtime.getDeviceCount()
-        if self._index >= n_devices:
+        if self.index >= n_devices:
             raise EngineError(f"there is no {device}; this machine has {n_devices} CUDA devices")
         super().__init__(comm)
-        self.device = f"cuda:{self._index}"
+        self.device = f"cuda:{self.index}"
         self.gpu_aware = _takes_cuda(self.comm) if gpu_aware is None else gpu_aware
         self.name = "mpi, gpu_aware" if self.gpu_aware else "mpi, staged"
         self._host = _HostView(self)
@@ -48,19 +49,6 @@ class MpiDeviceTransport(MpiTransport):
     def host(self) -> MpiTransport:
         """The same duplicate, with parcels in host memory."""
         return self._host
-
-    def empty(self, nbytes: int) -> Any:
-        """Uninitialised bytes of the GPU: a cupy array."""
-        with self._cupy.cuda.Device(self._index):
-            return self._cupy.empty(nbytes, np.uint8)
-
-    def address(self, memory: Any) -> int:
-        """Where memory starts."""
-        return int(memory.data.ptr)
-
-    def write(self, memory: Any, data: bytes) -> None:
-        """Put bytes of the host there, in the order of the current stream."""
-        memory.set(np.frombuffer(data, np.uint8))
 
     def read(self, memory: Any, timeout_s: float | None) -> bytes:
         """The bytes that are there when the current stream has come so far."""
@@ -93,13 +81,13 @@ class MpiDeviceTransport(MpiTransport):
         kind: int,
     ) -> None:
         """Queue a copy on the current stream."""
-        stream = current_stream(self._index, of_torch=False)
+        stream = current_stream(self.index, of_torch=False)
         self._cupy.cuda.runtime.memcpyAsync(target, source, nbytes, kind, stream)
 
     def settle(self, timeout_s: float) -> None:
         """Let the host wait for all that the current stream has queued."""
-        stream = current_stream(self._index, of_torch=False)
-        Mark(self._index, stream).settle(timeout_s, "the GPU did not come to the end of what was queued")
+        stream = current_stream(self.index, of_torch=False)
+        Mark(self.index, stream).settle(timeout_s, "the GPU did not come to the end of what was queued")
 
 
 class _GpuAwareExchange(MpiExchange):

@@ -16,10 +16,9 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from zcomm.errors import BufferError, GroupError, TransportError
 from zcomm.streams import DEFAULT_TIMEOUT_S, Mark, cupy, current_stream, index_of, nccl
+from zcomm.transports.memory import GpuMemory
 from zcomm.transports.tags import TagRanges
 from zcomm.transports.transport import Parcel
 
@@ -28,7 +27,7 @@ _numbers = itertools.count()  # of the transports that this process makes
 IN_PROGRESS = 7  # ncclResult_t
 
 
-class NcclTransport:
+class NcclTransport(GpuMemory):
     """The ranks of an NCCL communicator, one for each process and GPU."""
 
     name = "nccl"
@@ -53,28 +52,15 @@ class NcclTransport:
         self.wire_bytes_sent = 0
         self.tags = TagRanges(TAG_RANGES, name=f"{next(_numbers)}")
         self.lock = threading.Lock()  # NCCL lets one thread queue at a time
-        self._cupy = cupy()
         self.nccl = nccl()
-        with self._cupy.cuda.Device(self.index):
-            self.stream = self._cupy.cuda.Stream(non_blocking=True)
+        module = cupy()
+        with module.cuda.Device(self.index):
+            self.stream = module.cuda.Stream(non_blocking=True)
 
     @property
     def host(self) -> NcclTransport:
         """This one: there is no other way between the ranks."""
         return self
-
-    def empty(self, nbytes: int) -> Any:
-        """Uninitialised bytes of the GPU: a cupy array."""
-        with self._cupy.cuda.Device(self.index):
-            return self._cupy.empty(nbytes, np.uint8)
-
-    def address(self, memory: Any) -> int:
-        """Where memory starts."""
-        return int(memory.data.ptr)
-
-    def write(self, memory: Any, data: bytes) -> None:
-        """Put bytes of the host there, in the order of the current stream."""
-        memory.set(np.frombuffer(data, np.uint8))
 
     def read(self, memory: Any, timeout_s: float | None) -> bytes:
         """The bytes that are there when the current stream has come so far. See [Note: no timeout]."""
