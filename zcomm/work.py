@@ -10,6 +10,7 @@ import atexit
 import collections
 import contextlib
 import numbers
+import os
 import sys
 import threading
 import time
@@ -120,6 +121,12 @@ class Work:
                 with contextlib.suppress(BaseException):
                     sys.excepthook(*sys.exc_info())
 
+    def abandon(self, error: BaseException) -> None:
+        """End it with an error, whoever held its lock. For the child of a fork, which has none of the threads."""
+        self._lock = threading.Condition(threading.Lock())
+        self._call, self._callbacks = None, []
+        self._error, self._done = error, True
+
 
 class Worker:
     """Runs works in order on one daemon thread, which starts with the first and ends when it is closed."""
@@ -129,8 +136,10 @@ class Worker:
         self._queue: collections.deque[Work] = collections.deque()
         self._wake = threading.Condition(threading.RLock())  # a finalizer may stop it while this thread holds it
         self._thread: threading.Thread | None = None
+        self._running: Work | None = None
         self._busy = False
         self._closed = False
+        self.is_forked = False  # whether this is a copy, in a child process, of the one that has the thread
         _live.add(self)
 
     @property
@@ -168,20 +177,47 @@ class Worker:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def orphan(self) -> None:
+        """Give up in the child of a fork: the thread, and what it was doing, stayed in the parent."""
+        self._wake = threading.Condition(threading.RLock())
+        self._thread, self._busy, self._closed, self.is_forked = None, False, True, True
+        works, self._queue = [self._running, *self._queue], collections.deque()
+        for work in works:
+            if work is not None:
+                work.abandon(GroupError(_FORKED))
+
+    def check_not_forked(self) -> None:
+        """Raise GroupError in the child of a fork."""
+        if self.is_forked:
+            raise GroupError(_FORKED)
+
     def _run(self) -> None:
         while True:
             with self._wake:
+                self._running = None
                 if not self._queue:
                     self._busy = False
                     self._wake.wait_for(lambda: self._queue or self._closed)
                     if not self._queue:
                         return
-                work = self._queue.popleft()
+                work = self._running = self._queue.popleft()
             work.run()
             del work
 
 
 _live: weakref.WeakSet[Worker] = weakref.WeakSet()
+_FORKED = (
+    "this process was forked from one that had the communicator, whose connections and threads are its own; "
+    "start processes by spawn, or make the communicator after the fork"
+)
+
+
+def _orphan_all() -> None:
+    for worker in list(_live):
+        worker.orphan()
+
+
+os.register_at_fork(after_in_child=_orphan_all)
 
 
 @atexit.register

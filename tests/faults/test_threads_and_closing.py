@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import weakref
@@ -229,6 +230,53 @@ def check_threads_over_gloo() -> None:
 
 def test_threads_with_a_group_each_over_gloo(torch_world):
     torch_world.run(check_threads_over_gloo)
+
+
+FORKING = """
+import atexit, os, signal, threading
+import numpy as np
+import zcomm
+
+late, forked = threading.Event(), threading.Event()
+
+def program(transport):
+    comm = zcomm.Communicator(transport)
+    comm.all_reduce(np.ones(99, np.float32))
+    if transport.rank == 1:
+        late.wait()
+    x = np.full(99, 1.0 + transport.rank, np.float32)
+    works = [comm.all_reduce(x, codec="raw", async_op=True), comm.all_reduce(x * 1, async_op=True)]
+    if transport.rank == 0:
+        child = os.fork()
+        if not child:
+            signal.alarm(60)  # ends a child that hangs
+            calls = [work.wait for work in works]
+            calls += [lambda: comm.all_reduce(x), lambda: comm.all_reduce(x, async_op=True), lambda: comm.send(x, 1)]
+            for call in calls:
+                try:
+                    call()
+                except zcomm.errors.GroupError as error:
+                    assert "forked" in str(error), error
+                else:
+                    os._exit(1)
+            comm.close()
+            atexit._run_exitfuncs()
+            os._exit(0)
+        late.set()
+        assert os.waitpid(child, 0)[1] == 0
+    for work in works:
+        work.wait()
+    assert (x == 3).all()
+    comm.close()
+
+zcomm.local.run(2, program)
+"""
+
+
+def test_the_child_of_a_fork_is_told_that_the_communicator_is_its_parent_s():
+    done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=AMPLE_S, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def check_threads_over_mpi() -> None:

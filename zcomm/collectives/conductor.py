@@ -75,6 +75,7 @@ class Conductor:
     def call(self, request: Request, async_op: bool) -> Work | None:
         """Do a call: here, or in the worker if it is asynchronous or others are before it."""
         transport, plan = self.transport, self.plan
+        self._worker.check_not_forked()  # before the lock, which a thread of the parent may have held
         if not async_op and self._worker.runs_here:
             raise GroupError(
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
@@ -160,7 +161,8 @@ class Conductor:
         return None
 
     def check_open(self) -> None:
-        """Raise GroupError after close."""
+        """Raise GroupError after close, and in the child of a fork."""
+        self._worker.check_not_forked()
         if self._closed:
             raise GroupError(f"this communicator over {self.transport.group_name} is closed; make a new one")
 
@@ -170,7 +172,9 @@ class Conductor:
             raise TransportError(f"{name}: {self.transport.why_synchronous}")
 
     def close(self) -> None:
-        """Finish what is under way, free scratch and thread."""
+        """Finish what is under way, free scratch and thread. In the child of a fork nothing is: all is the parent's."""
+        if self._worker.is_forked:
+            return
         with self._lock:
             self._closed = True
         self._worker.close()
