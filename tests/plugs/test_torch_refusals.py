@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from datetime import timedelta
 
 import pytest
 import torch
@@ -16,9 +17,13 @@ from zcomm.errors import (
     BufferError,
     CodecError,
     GroupError,
+    PeerTimeout,
+    PlanError,
     ReduceOpError,
 )
 from zcomm.plugs import torch_calls
+from zcomm.plugs.torch_work import TorchWork
+from zcomm.work import Work
 
 
 def check_refusals() -> list[str]:
@@ -171,3 +176,13 @@ def test_operators_that_are_not_are_refused():
     ):
         with pytest.raises(ReduceOpError):
             make()
+
+
+def test_a_work_waits_no_longer_than_it_is_told():
+    stuck = TorchWork(Work(lambda: None), torch.ones(1))  # nobody carries it out
+
+    for timeout in (0.01, timedelta(milliseconds=10)):
+        with pytest.raises(PeerTimeout, match=r"0\.01 s"):
+            stuck.wait(timeout)
+    with pytest.raises(PlanError, match="'10 ms'"):
+        stuck.wait("10 ms")

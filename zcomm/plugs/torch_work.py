@@ -28,9 +28,9 @@ class TorchWork(dist.Work):
         self._work = work
         self._result = result
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
+    def wait(self, timeout: timedelta | float | None = None) -> bool:  # a number means seconds
         """Block until the result is there; raise what the call raised."""
-        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else None
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         return self._work.wait(seconds or None)  # torch passes zero for no timeout
 
     def is_completed(self) -> bool:
