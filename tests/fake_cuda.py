@@ -118,18 +118,6 @@ class FakeArray:
     def fill(self, value: float) -> None:
         self[...] = value
 
-    def __iadd__(self, other: Any) -> FakeArray:
-        return self._compute(np.add, self, other)
-
-    def __isub__(self, other: Any) -> FakeArray:
-        return self._compute(np.subtract, self, other)
-
-    def __imul__(self, other: Any) -> FakeArray:
-        return self._compute(np.multiply, self, other)
-
-    def __mul__(self, other: Any) -> FakeArray:
-        return empty(self._machine, self.shape, self.dtype)._compute(np.multiply, self, other)
-
     def __float__(self) -> float:
         return float(self.get())
 

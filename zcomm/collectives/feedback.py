@@ -13,10 +13,12 @@ encodes its own values, later ones where a rank encodes the sums that it forms. 
 of its elements, and 4 for each element whose sum it forms: in a flat all-reduce n (1 + 1/ranks) elements in all.
 
 A residual e is this rank's own: save and load it on every rank. It lives where its tensor lives, in host memory or on
-a GPU; what is saved is a copy in host memory, from which a run goes on in either. The lines that compute are the same
-for numpy and cupy, one fp32 operation at a time. `raw` loses nothing and is left alone. Where the result is not finite
-(a NaN, an Inf), e stays as it was. Calls that share a residual use it one after another, in the order they were made,
-also where they are asynchronous or of several communicators.
+a GPU; what is saved is a copy in host memory, from which a run goes on in either. `raw` loses nothing and is left
+alone. Where the result is not finite (a NaN, an Inf), e stays as it was. Calls that share a residual use it one after
+another, in the order they were made, also where they are asynchronous or of several communicators.
+
+[Note: arithmetic] Sums and products are the engine's, of chunks of raw: one fp32 operation at a time, the same bits on
+every engine. cupy's own would flush subnormal numbers to zero; only its copies are used, and its isfinite.
 """
 
 from __future__ import annotations
@@ -291,9 +293,7 @@ class _Compensating:
             return
         start = (source - self._source.address) // dtype.itemsize
         residual = self._residual.part(_INPUT, self._source.n_elems, self._arrays)[start : start + n_elems]
-        widened = self._arrays.empty(_FLOAT32.nbytes(n_elems) // DType.FLOAT32.itemsize, np.float32)
-        self._engine.encode(_FLOAT32, source, n_elems, dtype, _address(widened))
-        self._send(codec, widened[:n_elems], residual, wire, draw)
+        self._send(codec, self._widened(source, n_elems, dtype), residual, wire, draw)
 
     def reduce_encode(
         self,
@@ -311,7 +311,7 @@ class _Compensating:
         if isinstance(codec_out, Raw):
             self._engine.reduce_encode(codec, wires, n_elems, finish, codec_out, wire_out, draw)
             return
-        total = self._arrays.empty(n_elems, np.float32)
+        total = self._empty(n_elems)
         self._engine.reduce(codec, wires, n_elems, finish, _address(total), DType.FLOAT32)
         residual = self._residual.part(f"sum {number}", n_elems, self._arrays)
         self._send(codec_out, total, residual, wire_out, draw)
@@ -319,22 +319,43 @@ class _Compensating:
     def _send(
         self,
         codec: Codec,
-        h: Any,  # float32 (n,), what is to be sent; overwritten
+        x: Any,  # float32 (n,), what is to be sent
         residual: Any,  # float32 (n,), added and updated
         wire: int,  # address, written
         draw: Draw | None,
     ) -> None:
-        arrays, beta = self._arrays, np.float32(self._residual.beta)
-        with np.errstate(all="ignore"):  # NaN and Inf travel as they are
-            h += residual
-            self._engine.encode(codec, _address(h), h.size, DType.FLOAT32, wire, draw)
-            arrived = arrays.empty(h.size, np.float32)
-            self._engine.decode(codec, wire, h.size, _address(arrived), DType.FLOAT32)
-            h -= arrived
-            if beta:
-                h *= np.float32(1) - beta
-                h += residual * beta
-        arrays.copyto(residual, h, where=arrays.isfinite(h))
+        """See [Note: arithmetic]."""
+        n_elems, beta = residual.size, np.float32(self._residual.beta)
+        before = self._widened(_address(residual), n_elems, DType.FLOAT32)
+        h = self._sum(x, before)
+        self._engine.encode(codec, _address(h), n_elems, DType.FLOAT32, wire, draw)
+        arrived = self._empty(n_elems)
+        self._engine.decode(codec, wire, n_elems, _address(arrived), DType.FLOAT32)
+        lost = self._sum(h, self._sum(arrived, times=-1.0))
+        if beta:
+            lost = self._sum(self._sum(lost, times=float(np.float32(1) - beta)), self._sum(before, times=float(beta)))
+        self._arrays.copyto(residual, lost, where=self._arrays.isfinite(lost))
+
+    def _widened(self, address: int, n_elems: int, dtype: DType) -> Any:  # float32 (n_elems,)
+        """A copy of these elements."""
+        copy = self._empty(n_elems)
+        self._engine.encode(_FLOAT32, address, n_elems, dtype, _address(copy))
+        return copy
+
+    def _sum(
+        self,
+        *terms: Any,  # float32 (n,), from _empty
+        times: float = 1.0,
+    ) -> Any:  # float32 (n,)
+        """The terms' sum times a factor, each operation rounded by itself."""
+        total = self._empty(terms[0].size)
+        addresses = [_address(term) for term in terms]
+        self._engine.reduce(_FLOAT32, addresses, total.size, Finish(times), _address(total), DType.FLOAT32)
+        return total
+
+    def _empty(self, n_elems: int) -> Any:  # float32 (n_elems,)
+        """Memory with the padding behind it that a chunk of raw has."""
+        return self._arrays.empty(_FLOAT32.nbytes(n_elems) // DType.FLOAT32.itemsize, np.float32)[:n_elems]
 
 
 def _in_host_memory(part: Any) -> np.ndarray:
