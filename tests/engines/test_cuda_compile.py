@@ -40,10 +40,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_kernels_compile_for_every_architecture_and_keep_their_roundings_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Some for every architecture, every other one for one of them: each codec has several.
-    usual = every_kernel([codec(spec) for spec in ("int8", "nvfp4", "hadamard:int4")], (), [DType.BFLOAT16])
-    every = every_kernel([codec(spec) for spec in SPECS], (), [DType.BFLOAT16])  # dtypes differ in one element's bits
-    others = [kernel for kernel in every if kernel not in usual]
+    # Of bfloat16 for each architecture; of other dtypes, which differ in how one element is read, each for one of them.
+    codecs = [codec(spec) for spec in SPECS]
+    usual = every_kernel(codecs, (), [DType.BFLOAT16])
+    others = [kernel for kernel in every_kernel(codecs) if kernel not in usual]
     shares = {Target(arch, is_ptx=False): usual + others[i::4] for i, arch in enumerate((80, 90, 100, 120))}
     nvrtc, ptx = cuda_compile._nvrtc(), []
     get_cubin = nvrtc.getCUBIN
