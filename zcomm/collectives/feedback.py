@@ -17,8 +17,8 @@ a GPU; what is saved is a copy in host memory, from which a run goes on in eithe
 alone. Where the result is not finite (a NaN, an Inf), e stays as it was. Calls that share a residual use it one after
 another, in the order they were made, also where they are asynchronous or of several communicators.
 
-[Note: arithmetic] Sums and products are the engine's, of chunks of raw: one fp32 operation at a time, the same bits on
-every engine. cupy's own would flush subnormal numbers to zero; only its copies are used, and its isfinite.
+[Note: arithmetic] Every sum and product is one fp32 operation: numpy's in host memory; on a GPU the engine's, of chunks
+of raw, as cupy's own would flush subnormal numbers to zero. Of cupy only copies are used, and isfinite.
 """
 
 from __future__ import annotations
@@ -326,7 +326,8 @@ class _Compensating:
     ) -> None:
         """See [Note: arithmetic]."""
         n_elems, beta = residual.size, np.float32(self._residual.beta)
-        before = self._widened(_address(residual), n_elems, DType.FLOAT32)
+        is_only_added = self._arrays is np and not beta
+        before = residual if is_only_added else self._widened(_address(residual), n_elems, DType.FLOAT32)
         h = self._sum(x, before)
         self._engine.encode(codec, _address(h), n_elems, DType.FLOAT32, wire, draw)
         arrived = self._empty(n_elems)
@@ -344,11 +345,15 @@ class _Compensating:
 
     def _sum(
         self,
-        *terms: Any,  # float32 (n,), from _empty
+        *terms: Any,  # float32 (n,), from _empty; two, or one and a factor; the first is ours to overwrite
         times: float = 1.0,
     ) -> Any:  # float32 (n,)
-        """The terms' sum times a factor, each operation rounded by itself."""
-        total = self._empty(terms[0].size)
+        """The terms' sum, or one term times a factor; each operation rounded by itself. See [Note: arithmetic]."""
+        x = terms[0]
+        if self._arrays is np:
+            with np.errstate(all="ignore"):  # NaN and Inf travel as they are
+                return np.add(x, terms[1], out=x) if len(terms) > 1 else np.multiply(x, np.float32(times), out=x)
+        total = self._empty(x.size)
         addresses = [_address(term) for term in terms]
         self._engine.reduce(_FLOAT32, addresses, total.size, Finish(times), _address(total), DType.FLOAT32)
         return total
