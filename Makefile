@@ -6,7 +6,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python
-PYTEST_ARGS ?= -n 2 --dist loadfile
+PYTEST_ARGS ?= -n 2 --dist loadfile --no-loadscope-reorder
 SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(wildcard cpu/* cuda/*)
 
 .DEFAULT_GOAL := help
