@@ -7,27 +7,27 @@ from dataclasses import replace
 
 import pytest
 
+from zcomm.buffers import DType
 from zcomm.errors import CodecError, PlanError
 from zcomm.plan import Check, Plan, plan_of
 from zcomm.wire.cast import Cast
 from zcomm.wire.int_block import IntBlock
-from zcomm.wire.raw import Raw
 
 
 def test_spellings_become_codecs():
     plan = Plan(codec="int4:64", intra_codec="bf16")
 
     assert plan.codec == IntBlock(4, 64)
-    assert plan.intra_codec == Cast("bfloat16")
-    assert plan == Plan(codec=IntBlock(4, 64), intra_codec=Cast("bfloat16"))
+    assert plan.intra_codec == Cast(DType.BFLOAT16)
+    assert plan == Plan(codec=IntBlock(4, 64), intra_codec=Cast(DType.BFLOAT16))
     assert plan_of("int4") == Plan("int4")
     assert plan_of(plan) is plan
 
 
 def test_it_prints_so_that_it_can_be_read_back_and_pickled():
-    plan = Plan("int4", "int8:512", hierarchical=False, min_elems=7, auto=True, check="always", timeout_s=3.0)
+    plan = Plan("int4", "bf16", hierarchical=False, min_elems=7, auto=True, check="always", timeout_s=3.0)
 
-    assert eval(repr(plan), {"Plan": Plan, "IntBlock": IntBlock, "Cast": Cast, "Raw": Raw}) == plan
+    assert eval(repr(plan), {"Plan": Plan, "IntBlock": IntBlock, "Cast": Cast, "DType": DType}) == plan
     assert pickle.loads(pickle.dumps(plan)) == plan
     assert hash(plan) == hash(replace(plan, codec="int4", check=Check.ALWAYS))
 

@@ -26,6 +26,9 @@ class DType(enum.IntEnum):
     FLOAT16 = 2
     FLOAT64 = 3
 
+    def __repr__(self) -> str:
+        return f"DType.{self.name}"
+
     @property
     def itemsize(self) -> int:
         """Bytes per element."""
@@ -50,6 +53,7 @@ _NUMPY = {
     DType.FLOAT64: np.dtype(np.float64),
 }
 _BY_NAME = {dtype.spelling: dtype for dtype in DType}
+_BY_NUMPY = {dtype: kind for kind, dtype in _NUMPY.items()}  # in this machine's byte order; numpy spells names slowly
 
 
 class Span(NamedTuple):
@@ -165,12 +169,14 @@ def _read_torch(tensor: Any, role: str) -> Span:
 
 
 def _read_numpy(array: np.ndarray, role: str) -> Span:
-    dtype = _dtype_named(array.dtype.name, role)
-    if not array.dtype.isnative:
-        raise BufferError(
-            f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: "
-            ".astype(array.dtype.newbyteorder('='))"
-        )
+    dtype = _BY_NUMPY.get(array.dtype)
+    if dtype is None:
+        dtype = _dtype_named(array.dtype.name, role)
+        if not array.dtype.isnative:
+            raise BufferError(
+                f"{role} has byte order {array.dtype.byteorder!r}; expected this machine's own: "
+                ".astype(array.dtype.newbyteorder('='))"
+            )
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
     return Span(array.__array_interface__["data"][0], array.size, dtype, "cpu", array)

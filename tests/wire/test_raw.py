@@ -6,9 +6,10 @@ import pytest
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.raw import ELEMENTS, Raw
+from zcomm.wire.raw import Raw
+from zcomm.wire.registry import codec
 
-ALL = [Raw(element) for element in ELEMENTS]
+ALL = [Raw(dtype) for dtype in DType]
 
 
 @pytest.mark.parametrize("kind", ALL, ids=str)
@@ -48,14 +49,20 @@ def test_raw_follows_the_dtype() -> None:
         "raw:float16",
         "raw:float64",
     ]
-    assert Raw("float16").for_dtype(DType.FLOAT32) == Raw()
+    assert Raw(DType.FLOAT16).for_dtype(DType.FLOAT32) == Raw()
 
 
 def test_raw_golden_bytes() -> None:
     checks.check_golden("raw")
 
 
-@pytest.mark.parametrize("element", ["int32", "Float32", "", None, True, [], 32])
-def test_raw_refuses_other_elements_and_names_its_own(element: object) -> None:
-    with pytest.raises(CodecError, match=r"float32, bfloat16, float16, float64"):
-        Raw(element)  # type: ignore[arg-type]
+@pytest.mark.parametrize("spec", ["raw:int32", "raw:Float32", "raw:", "raw:float32:float32"])
+def test_raw_refuses_other_spellings_and_names_its_own(spec: str) -> None:
+    with pytest.raises(CodecError, match=r"one option, a dtype \(float32, bfloat16, float16, float64\)"):
+        codec(spec)
+
+
+@pytest.mark.parametrize("dtype", ["float32", np.float32, None, True, [], 0])
+def test_raw_refuses_what_is_no_dtype_and_names_its_own(dtype: object) -> None:
+    with pytest.raises(CodecError, match=r"raw carries DType\.FLOAT32, DType\.BFLOAT16, .*, got"):
+        Raw(dtype)  # type: ignore[arg-type]

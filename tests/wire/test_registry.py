@@ -2,6 +2,7 @@
 
 import pytest
 
+from zcomm.buffers import DType
 from zcomm.errors import CodecError
 from zcomm.wire.cast import Cast
 from zcomm.wire.fp8_block import Fp8Block
@@ -19,10 +20,10 @@ KNOWN = ", ".join(NAMES)
 @pytest.mark.parametrize(
     ("spelling", "kind"),
     [
-        ("raw", Raw("float32")),
-        ("raw:bfloat16", Raw("bfloat16")),
-        ("bf16", Cast("bfloat16")),
-        ("fp16", Cast("float16")),
+        ("raw", Raw(DType.FLOAT32)),
+        ("raw:bfloat16", Raw(DType.BFLOAT16)),
+        ("bf16", Cast(DType.BFLOAT16)),
+        ("fp16", Cast(DType.FLOAT16)),
         ("int8", IntBlock(8, 256)),
         ("int7", IntBlock(7, 256)),
         ("int6", IntBlock(6, 256)),

@@ -80,7 +80,7 @@ def encode_kernels(codec: Codec, dtype: DType) -> Kernels:
     """From elements to a chunk. Raises EngineError for a codec that there is no struct for."""
     struct = _struct(codec, encodes=True)
     if codec.dtype is not None:
-        return sum_kernels(Raw(dtype.spelling), codec.dtype)
+        return sum_kernels(Raw(dtype), codec.dtype)
     source = f"Elements<{_ELEMENTS[dtype]}>"
     general = _general(struct, f"encode<{struct.general}, {source}>", together=struct.rotated)
     return _kernels(struct, general, f"encode<{struct.fast}, {source}>", _VECTOR.get(dtype, 0))

@@ -18,22 +18,22 @@ from zcomm.wire.codec import Carried, check_chunk, check_count, padded
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
 
-_SPELLINGS = {"bfloat16": "bf16", "float16": "fp16"}
-_ELEMENTS = {spelling: element for element, spelling in _SPELLINGS.items()}
+_DTYPES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16}  # by the codec's spelling
 
 
 @dataclass(frozen=True, slots=True)
 class Cast(Carried):
-    """Elements narrowed to one 16-bit float type, "bfloat16" or "float16"."""
+    """Elements narrowed to one 16-bit float type, BFLOAT16 or FLOAT16."""
 
-    element: str
+    dtype: DType
 
     def __post_init__(self) -> None:
-        if self.element not in tuple(_SPELLINGS):
-            raise CodecError(f"a cast goes to {' or '.join(_SPELLINGS)}, got {self.element!r}; use one of these")
+        if not isinstance(self.dtype, DType) or self.dtype.itemsize != 2:
+            known = " or ".join(map(repr, _DTYPES.values()))
+            raise CodecError(f"a cast goes to {known}, got {self.dtype!r}; use one of these")
 
     def __str__(self) -> str:
-        return _SPELLINGS[self.element]
+        return "bf16" if self.dtype is DType.BFLOAT16 else "fp16"
 
     def for_dtype(self, dtype: DType) -> Cast:
         """Itself: the wire's dtype does not depend on the elements'."""
@@ -86,4 +86,4 @@ def parse(
     """Cast from its spelling. Raises CodecError for any option: it has none."""
     if options:
         raise CodecError(f"{head} takes no options, got {':'.join(options)!r}; write {head!r}")
-    return Cast(_ELEMENTS[head])
+    return Cast(_DTYPES[head])

@@ -115,13 +115,8 @@ class Carried:
     if TYPE_CHECKING:  # a dataclass would take what it inherits for its field's default
 
         @property
-        def element(self) -> str:
-            """The dtype's name."""
-
-    @property
-    def dtype(self) -> DType:
-        """The dtype of the elements on the wire."""
-        return DType[self.element.upper()]
+        def dtype(self) -> DType:
+            """The dtype of the elements on the wire."""
 
     @property
     def block(self) -> int:

@@ -16,25 +16,25 @@ from zcomm.errors import CodecError
 from zcomm.wire.codec import Carried, check_chunk, check_count, padded
 from zcomm.wire.draw import Draw
 
-ELEMENTS = tuple(dtype.spelling for dtype in DType)
+_DTYPES = {dtype.spelling: dtype for dtype in DType}
 
 
 @dataclass(frozen=True, slots=True)
 class Raw(Carried):
     """Elements of one dtype as they are. Sums of raw:float64 run in float64, all others in float32."""
 
-    element: str = "float32"
+    dtype: DType = DType.FLOAT32
 
     def __post_init__(self) -> None:
-        if self.element not in ELEMENTS:
-            raise CodecError(f"raw carries {', '.join(ELEMENTS)}, got {self.element!r}; use one of these")
+        if not isinstance(self.dtype, DType):
+            raise CodecError(f"raw carries {', '.join(map(repr, DType))}, got {self.dtype!r}; use one of these")
 
     def __str__(self) -> str:
-        return "raw" if self.element == "float32" else f"raw:{self.element}"
+        return "raw" if self.dtype is DType.FLOAT32 else f"raw:{self.dtype.spelling}"
 
     def for_dtype(self, dtype: DType) -> Raw:
         """raw for elements of this dtype."""
-        return self if dtype is self.dtype else Raw(dtype.spelling)
+        return self if dtype is self.dtype else Raw(dtype)
 
     def nbytes(self, n_elems: int) -> int:
         """The elements' bytes, padded."""
@@ -73,7 +73,8 @@ def parse(
     head: str,  # "raw"
     options: list[str],  # what followed it, cut at each colon
 ) -> Raw:
-    """Raw from its spelling. Raises CodecError for an element or an option it does not have."""
-    if len(options) > 1:
-        raise CodecError(f"raw takes one option, the element ({', '.join(ELEMENTS)}), got {':'.join(options)!r}")
-    return Raw(*options)
+    """Raw from its spelling. Raises CodecError for a dtype or an option it does not have."""
+    spelled = ":".join(options)
+    if options and spelled not in _DTYPES:
+        raise CodecError(f"raw takes one option, a dtype ({', '.join(_DTYPES)}), got {spelled!r}; write {head!r}")
+    return Raw(_DTYPES[spelled]) if options else Raw()
