@@ -98,6 +98,55 @@ def check_error_bound(
     assert np.all((error <= bound) | np.isinf(bound))
 
 
+def elements_of_all_sorts(
+    n_elems: int,
+    seed: int,
+) -> dict[str, np.ndarray]:  # float32 (n_elems,) each
+    """What blocks may hold, by name."""
+    rng = np.random.default_rng(seed)
+    normal = rng.standard_normal(n_elems).astype(np.float32)
+    return {
+        "normal": normal,
+        "of many magnitudes": (normal * 2.0 ** rng.integers(-40, 40, n_elems)).astype(np.float32),
+        "any bits": rng.integers(0, 2**32, n_elems, dtype=np.uint32).view(np.float32),
+        "largest": np.where(rng.random(n_elems) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32),
+        "tiny": (normal * 2.0**-95).astype(np.float32),
+        "zeros": np.zeros(n_elems, np.float32),
+    }
+
+
+def check_elements_of_all_sorts(kind: Codec, n_elems: int = 5_003, seed: int = 0) -> None:
+    """Whatever blocks hold comes back within its bound, and is encoded alike each time."""
+    for x in elements_of_all_sorts(n_elems, seed).values():
+        check_error_bound(kind, x)
+        check_deterministic(kind, x)
+
+
+def check_largest_stay_finite(kind: Codec) -> None:
+    """The largest finite float32 decodes to a finite one."""
+    x = elements_of_all_sorts(5_003, 0)["largest"]
+
+    assert np.isfinite(decoded(kind, encoded(kind, x), x.size)).all()
+
+
+def check_bad_block(
+    kind: Codec,
+    bad: float,
+    block: int | None = None,  # elements that a bad one takes with it; None: all that share anything
+) -> None:
+    """A bad element turns its own block into NaN and no other, the partial last one included."""
+    block = kind.block if block is None else block
+    x = np.ones(max(3 * block, kind.block) + 5, np.float32)
+    x[block + 3] = bad
+
+    y = decoded(kind, encoded(kind, x), x.size)
+
+    assert np.isnan(y[block : 2 * block]).all()
+    assert np.isfinite(np.delete(y, slice(block, 2 * block))).all()
+    assert np.isinf(kind.error_bound(x)[block : 2 * block]).all()
+    check_error_bound(kind, x)
+
+
 def check_deterministic(kind: Codec, x: np.ndarray) -> None:
     """What is encoded does not depend on what the memory held, and encoding leaves the input alone."""
     before = x.tobytes()

@@ -29,29 +29,14 @@ def test_fp8_block_sizes_are_those_of_the_table_in_the_docs() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_fp8_block_stays_within_its_bound(kind: Fp8Block) -> None:
-    rng = np.random.default_rng(0)
-    normal = rng.standard_normal(5_003).astype(np.float32)
-    wide = (normal * 2.0 ** rng.integers(-40, 40, normal.size)).astype(np.float32)
-    any_bits = rng.integers(0, 2**32, normal.size, dtype=np.uint32).view(np.float32)
-    largest = np.where(rng.random(normal.size) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32)
-    tiny = (normal * 2.0**-95).astype(np.float32)
-
-    for x in (normal, wide, any_bits, largest, tiny, np.zeros_like(normal)):
-        checks.check_error_bound(kind, x)
-        checks.check_deterministic(kind, x)
-    assert np.isfinite(checks.decoded(kind, checks.encoded(kind, largest), largest.size)).all()
+    checks.check_elements_of_all_sorts(kind)
+    checks.check_largest_stay_finite(kind)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_fp8_block_turns_a_block_with_a_bad_element_into_nan_and_no_other(kind: Fp8Block, bad: float) -> None:
-    x = np.ones(3 * kind.block, np.float32)
-    x[kind.block + 3] = bad
-
-    y = checks.decoded(kind, checks.encoded(kind, x), x.size).reshape(3, -1)
-
-    assert np.isnan(y).all(axis=1).tolist() == [False, True, False]
-    assert np.isfinite(y[[0, 2]]).all()
+    checks.check_bad_block(kind, bad)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -64,15 +64,7 @@ def test_int_block_saves_what_its_bits_and_scales_add_up_to(bits: int, ratios: t
 )
 @pytest.mark.parametrize("seed", range(2))
 def test_int_block_stays_within_its_bound(kind: IntBlock, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    normal = rng.standard_normal(5_003).astype(np.float32)
-    wide = (normal * 2.0 ** rng.integers(-40, 40, normal.size)).astype(np.float32)
-    any_bits = rng.integers(0, 2**32, normal.size, dtype=np.uint32).view(np.float32)
-    largest = np.where(rng.random(normal.size) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32)
-
-    for x in (normal, wide, any_bits, largest, np.zeros_like(normal)):
-        checks.check_error_bound(kind, x)
-        checks.check_deterministic(kind, x)
+    checks.check_elements_of_all_sorts(kind, seed=seed)
 
 
 @settings(max_examples=200, deadline=None)
@@ -99,14 +91,7 @@ def test_int_block_never_clips_its_largest_element(kind: IntBlock) -> None:
 @pytest.mark.parametrize("kind", SHORT, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_int_block_turns_a_block_with_a_bad_element_into_nan_and_no_other(kind: IntBlock, bad: float) -> None:
-    x = np.ones(3 * kind.block + 5, np.float32)
-    x[kind.block + 3] = bad
-
-    y = checks.decoded(kind, checks.encoded(kind, x), x.size)
-
-    assert np.isnan(y[kind.block : 2 * kind.block]).all()
-    assert np.isfinite(y[: kind.block]).all()
-    assert np.isfinite(y[2 * kind.block :]).all()
+    checks.check_bad_block(kind, bad)
 
 
 @pytest.mark.parametrize("kind", SHORT, ids=str)

@@ -29,17 +29,8 @@ def test_mx_block_sizes_are_those_of_the_table_in_the_docs() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_mx_block_stays_within_its_bound(kind: MxBlock) -> None:
-    rng = np.random.default_rng(0)
-    normal = rng.standard_normal(5_003).astype(np.float32)
-    wide = (normal * 2.0 ** rng.integers(-40, 40, normal.size)).astype(np.float32)
-    any_bits = rng.integers(0, 2**32, normal.size, dtype=np.uint32).view(np.float32)
-    largest = np.where(rng.random(normal.size) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32)
-    tiny = (normal * 2.0**-95).astype(np.float32)
-
-    for x in (normal, wide, any_bits, largest, tiny, np.zeros_like(normal)):
-        checks.check_error_bound(kind, x)
-        checks.check_deterministic(kind, x)
-    assert np.isfinite(checks.decoded(kind, checks.encoded(kind, largest), largest.size)).all()
+    checks.check_elements_of_all_sorts(kind)
+    checks.check_largest_stay_finite(kind)
 
 
 def test_mx_scales_are_powers_of_two_by_the_specification() -> None:
@@ -64,13 +55,8 @@ def test_mx_elements_beyond_the_largest_code_become_it() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_mx_block_turns_a_block_with_a_bad_element_into_nan_and_no_other(kind: MxBlock, bad: float) -> None:
-    x = np.ones(96, np.float32)
-    x[35] = bad
-
-    wire = checks.encoded(kind, x)
-
-    assert wire[:3].tolist()[1] == 0xFF
-    assert np.isnan(checks.decoded(kind, wire, 96).reshape(3, 32)).all(axis=1).tolist() == [False, True, False]
+    checks.check_bad_block(kind, bad)
+    assert checks.encoded(kind, np.full(32, bad, np.float32))[0] == 0xFF
 
 
 def test_mx_block_refuses_what_it_is_not_and_says_what_it_is() -> None:

@@ -29,17 +29,8 @@ def test_nvfp4_sizes_are_those_of_the_table_in_the_docs() -> None:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_nvfp4_stays_within_its_bound(kind: NvFp4) -> None:
-    rng = np.random.default_rng(0)
-    normal = rng.standard_normal(5_003).astype(np.float32)
-    wide = (normal * 2.0 ** rng.integers(-40, 40, normal.size)).astype(np.float32)
-    any_bits = rng.integers(0, 2**32, normal.size, dtype=np.uint32).view(np.float32)
-    largest = np.where(rng.random(normal.size) < 0.1, np.finfo(np.float32).max, normal).astype(np.float32)
-    tiny = (normal * 2.0**-95).astype(np.float32)
-
-    for x in (normal, wide, any_bits, largest, tiny, np.zeros_like(normal)):
-        checks.check_error_bound(kind, x)
-        checks.check_deterministic(kind, x)
-    assert np.isfinite(checks.decoded(kind, checks.encoded(kind, largest), largest.size)).all()
+    checks.check_elements_of_all_sorts(kind)
+    checks.check_largest_stay_finite(kind)
 
 
 def test_nvfp4_takes_the_largest_of_a_region_to_448_times_6() -> None:
@@ -71,15 +62,10 @@ def test_nvfp4_rounds_scales_up_where_codes_are_rounded_by_chance() -> None:
     assert (reach(NvFp4()) < largest * (1 - 2.0**-21)).any()
 
 
+@pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_nvfp4_turns_16_elements_with_a_bad_one_into_nan_and_no_other(bad: float) -> None:
-    x = np.ones(1100, np.float32)
-    x[35] = bad
-
-    y = checks.decoded(NvFp4(), checks.encoded(NvFp4(), x), x.size)
-
-    assert np.isnan(y[32:48]).all()
-    assert np.isfinite(np.delete(y, slice(32, 48))).all()
+def test_nvfp4_turns_16_elements_with_a_bad_one_into_nan_and_no_other(kind: NvFp4, bad: float) -> None:
+    checks.check_bad_block(kind, bad, block=16)
 
 
 def test_nvfp4_takes_no_options() -> None:
