@@ -1,8 +1,6 @@
-"""The command `zcomm`: a table of subcommands, each a module with add_arguments(parser) and run(args) -> exit
-status.
+"""The command `zcomm`: a table of subcommands, each a module with add_arguments(parser) and run(args) -> exit status.
 
-A module is imported only when its subcommand is called. An error of zcomm's own is one line and exit status
-2.
+A module is imported only when its subcommand is called. An error of zcomm's own is one line and exit status 2.
 """
 
 from __future__ import annotations
@@ -28,17 +26,16 @@ CANNOT_BE_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 class Subcommand:
     """One program of zcomm."""
 
-    module: str
-    run: str  # the function of module that takes the parsed arguments
+    module: str  # with add_arguments and run
     help: str
 
 
 SUBCOMMANDS = {
-    "cluster": Subcommand("zcomm.tools.cluster", "run_command", "run a program on an emulated slow cluster"),
-    "demo": Subcommand("zcomm.tools.demo", "run", "train a small GPT over a slow link, plain and compressed"),
-    "info": Subcommand("zcomm.tools.info", "run", "what of zcomm works on this machine, and why not"),
-    "plan": Subcommand("zcomm.tools.planner", "run", "predict an FSDP step by recipe, before a cluster is rented"),
-    "perf": Subcommand("zcomm.tools.perf", "run", "time collectives by codec and size, beside every uncompressed form"),
+    "cluster": Subcommand("zcomm.tools.cluster_command", "run a program on an emulated slow cluster"),
+    "demo": Subcommand("zcomm.tools.demo", "train a small GPT over a slow link, plain and compressed"),
+    "info": Subcommand("zcomm.tools.info", "what of zcomm works on this machine, and why not"),
+    "plan": Subcommand("zcomm.tools.planner", "predict an FSDP step by recipe, before a cluster is rented"),
+    "perf": Subcommand("zcomm.tools.perf", "time collectives by codec and size, beside every uncompressed form"),
 }
 
 
@@ -80,7 +77,7 @@ def _run(words: list[str]) -> int:
         if name == chosen:
             module = importlib.import_module(subcommand.module)
             module.add_arguments(subparser)
-            subparser.set_defaults(run=getattr(module, subcommand.run))
+            subparser.set_defaults(run=module.run)
     args = parser.parse_args(words)
     status: int = args.run(args)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`zcomm cluster`: a slow cluster on one Linux machine, and a program run on it as torchrun would.
+"""A slow cluster on one Linux machine, and a program run on it as torchrun would.
 
     this command --> unshare --> supervisor --> keeper of node 0, keeper of node 1, ...
                                             \\-> rank 0, rank 1, ... (each inside its node)
@@ -10,10 +10,8 @@ runs on loopback, and links are paced in user space (zcomm/transports/pace.py), 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import enum
-import json
 import os
 import select
 import shutil
@@ -25,7 +23,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from zcomm.errors import ClusterError, MissingExtra
@@ -35,8 +32,7 @@ from zcomm.tools.cluster_mpi import Launcher, find_launcher
 from zcomm.tools.cluster_namespaces import Namespaces, find_namespaces
 from zcomm.tools.cluster_network import Shaping
 from zcomm.tools.cluster_task import Task
-from zcomm.tools.link import NO_LIMIT, Link, format_latency, parse_latency
-from zcomm.tools.output_file import why_not_writable
+from zcomm.tools.link import NO_LIMIT, Link, format_latency
 
 MOST_NODES = 8
 MOST_RANKS_PER_NODE = 8
@@ -121,12 +117,12 @@ def run(
     environment does not say. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
     """
     environment = dict(os.environ if environment is None else environment)
-    _check_command(command, environment)
+    check_command(command, environment)
     if sys.platform != "linux":
         raise ClusterError(f"an emulated cluster needs Linux; this is {sys.platform}")
     mpiexec = find_launcher(command, environment) if mpi else None
-    show = on_output or _write_through
-    note = on_note or _note
+    show = on_output or write_through
+    note = on_note or print_note
     why, headline = "switched off", "NAMESPACES NOT ALLOWED"
     if spec.namespaces is not UseNamespaces.OFF:
         found = find_namespaces()
@@ -260,74 +256,6 @@ class _Run:
             self._process.wait()
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command line of `zcomm cluster`."""
-    parser.description = __doc__.splitlines()[0] if __doc__ else None
-    parser.add_argument("--nodes", default="2", metavar="N", help=f"1 to {MOST_NODES} (default 2)")
-    parser.add_argument("--ranks-per-node", default="2", metavar="N", help=f"1 to {MOST_RANKS_PER_NODE} (default 2)")
-    parser.add_argument(
-        "--link",
-        default="none",
-        metavar="RATE",
-        help="each node's link, both ways: 200mbit, 1gbit, none (default)",
-    )
-    parser.add_argument(
-        "--latency",
-        default="0",
-        metavar="TIME",
-        help="one way, node to node: 1ms, 250us; needs netem in the kernel",
-    )
-    parser.add_argument(
-        "--mpi", action="store_true", help="the ranks are those of an MPI program: its mpiexec starts them"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write counters, exit status and shaping here")
-    parser.add_argument(
-        "--quiet", action="store_true", help="no table; only what went wrong or was not applied is said"
-    )
-    parser.add_argument("--timeout", metavar="S", help="end the program after this many seconds, with status 124")
-    parser.add_argument("--prefix", action="store_true", help="begin each line of output with its [rank]")
-    parser.add_argument("--rank0-output", action="store_true", help="show what rank 0 writes only")
-    parser.add_argument(
-        "--namespaces",
-        choices=[choice.value for choice in UseNamespaces],
-        default=UseNamespaces.AUTO.value,
-        help="auto (default): real nodes where allowed, else paced in user space; require; off",
-    )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- PROGRAM ...", help="what each rank runs")
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """Run `zcomm cluster`; returns the exit status to end with."""
-    spec = ClusterSpec(
-        nodes=_read_count("--nodes", args.nodes),
-        ranks_per_node=_read_count("--ranks-per-node", args.ranks_per_node),
-        link=Link.parse(args.link),
-        latency_s=parse_latency(args.latency),
-        namespaces=UseNamespaces(args.namespaces),
-    )
-    timeout_s = None if args.timeout is None else _read_timeout(args.timeout)
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    if problem := why_not_writable("--json", args.json):
-        raise ClusterError(problem)
-
-    def show(output: Output) -> None:
-        if args.rank0_output and output.rank != 0:
-            return
-        _write_through(output._replace(text=_prefixed(output)) if args.prefix else output)
-
-    _check_command(program, os.environ)
-    if "OMP_NUM_THREADS" not in os.environ and not args.quiet:
-        _note("OMP_NUM_THREADS is not set; each rank gets OMP_NUM_THREADS=1")
-    result = run(program, spec, timeout_s=timeout_s, mpi=args.mpi, on_output=show)
-    if not args.quiet:
-        from zcomm.tools.cluster_report import print_table
-
-        print_table(result)
-    if args.json is not None:
-        args.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
-    return result.exit_status
-
-
 @contextlib.contextmanager
 def _signals_to(pass_on: Callable[[int], None]) -> Iterator[socket.socket]:
     """Catch the signals that end a program, for a while; the main thread only can.
@@ -354,23 +282,24 @@ def _signals_to(pass_on: Callable[[int], None]) -> Iterator[socket.socket]:
             signal.set_wakeup_fd(waker_before)
 
 
-def _write_through(output: Output) -> None:
+def write_through(output: Output) -> None:
+    """Pass on what a rank wrote, at once."""
     stream = sys.stderr if output.to_stderr else sys.stdout
     stream.flush()
     stream.buffer.write(output.text)
     stream.buffer.flush()
 
 
-def _prefixed(output: Output) -> bytes:
-    mark = f"[{output.rank}] ".encode()
-    return b"".join(mark + line for line in output.text.splitlines(keepends=True))
-
-
-def _note(text: str) -> None:
+def print_note(text: str) -> None:
+    """Say a remark of the cluster's own, on stderr."""
     print(f"zcomm cluster: {text}", file=sys.stderr, flush=True)
 
 
-def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> None:
+def check_command(
+    command: Sequence[str],  # the program and its arguments
+    environment: Mapping[str, str],  # whose PATH is searched
+) -> None:
+    """Raise ClusterError unless the program is there and can be run."""
     if not command:
         raise ClusterError("no program was given; write it after --, as in: zcomm cluster --nodes 2 -- python train.py")
     program = command[0]
@@ -388,20 +317,3 @@ def _check_command(command: Sequence[str], environment: Mapping[str, str]) -> No
 def _check_count(what: str, count: int, most: int) -> None:
     if not 1 <= count <= most:
         raise ClusterError(f"{what} is {count}; expected 1 to {most}")
-
-
-def _read_count(option: str, text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ClusterError(f"{option} {text!r} is not a whole number") from None
-
-
-def _read_timeout(text: str) -> float:
-    try:
-        timeout_s = float(text)
-    except ValueError:
-        raise ClusterError(f"--timeout {text!r} is not a number of seconds") from None
-    if not 0 < timeout_s < 1e9:
-        raise ClusterError(f"--timeout is {text}; expected a positive number of seconds")
-    return timeout_s
