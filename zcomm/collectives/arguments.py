@@ -119,6 +119,8 @@ def check_writable(array: Any, role: str) -> None:
     if isinstance(array, np.ndarray):
         if not array.flags.writeable:
             raise BufferError(f"{role} is a read-only array; expected one that can be written")
+        if array.flags.c_contiguous:
+            return
         strides = array.strides
     elif hasattr(array, "stride"):
         if array.is_contiguous():

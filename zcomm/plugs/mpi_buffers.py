@@ -22,6 +22,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 _FLOATS = {dtype.spelling for dtype in DType}
+_NUMPY_FLOATS = {dtype.numpy for dtype in DType}  # in this machine's byte order
 _BY_TYPESTR = {"f2": DType.FLOAT16, "f4": DType.FLOAT32, "f8": DType.FLOAT64}
 
 
@@ -39,6 +40,8 @@ def read(
     """The floats that a message means. Raises BufferError for what neither zcomm nor MPI can make sense of."""
     if not isinstance(message, (list, tuple)):
         array = _array(message)
+        if isinstance(array, np.ndarray) and array.dtype in _NUMPY_FLOATS:  # numpy is slow to spell a name
+            return array
         name = _dtype_name(array)
         return array if name in _FLOATS else Other(name)
     memory, count, displacement, datatype = _parts(message, role)

@@ -37,13 +37,17 @@ _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "raw": raw.parse,
 }
 NAMES = tuple(_PARSERS)
+_CODECS: set[type] = set()  # types of codecs met so far: it takes Python long to compare one with the protocol
 
 
 def codec(spec: str | Codec) -> Codec:
     """The codec a spelling stands for; a codec stands for itself. Raises CodecError for anything else."""
     if isinstance(spec, str):
         return _parse(spec)
+    if type(spec) in _CODECS:
+        return spec
     if isinstance(spec, Codec) and not isinstance(spec, type):
+        _CODECS.add(type(spec))
         return spec
     raise CodecError(f"a codec is a spelling ({', '.join(NAMES)}) or a codec object, got {spec!r}")
 
