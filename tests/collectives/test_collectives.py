@@ -241,6 +241,53 @@ def test_small_all_reduces_are_done_in_one_exchange_with_one_quantization(placem
         assert result.tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize("name", ["raw", "int8", "int4"])
+@pytest.mark.parametrize("n_elems", [0, 1, 257, 2000, 2305])
+def test_small_reduce_scatters_and_all_gathers_are_done_in_one_exchange(placement, name, n_elems):
+    topology, two_hops = placement
+    size, codec = topology.size, zcomm.codec(name)
+    inputs = [oracle.values(rank, n_elems * size, np.dtype(np.float32)) for rank in range(size)]
+
+    def program(comm):
+        scattered, gathered = np.empty(n_elems, np.float32), np.empty(n_elems * size, np.float32)
+        comm.reduce_scatter_single(scattered, inputs[comm.rank], "avg", name)
+        comm.all_gather_single(gathered, inputs[comm.rank][:n_elems].copy(), name)
+        return scattered, gathered, {which: stats.wire_bytes_inter for which, stats in comm.stats().items()}
+
+    results = run(placement, program, one_shot_bytes=4 * codec.nbytes(2000) * (size - 1))
+    in_two_hops = topology if two_hops and n_elems > 2000 else None
+    reduced = oracle.reduce_scatter(codec, codec, inputs, in_two_hops, "AVG")
+    whole = oracle.all_gather(codec, [x[:n_elems] for x in inputs])
+    for rank, (scattered, gathered, inter) in enumerate(results):
+        others = size - len(topology.ranks_of_node[topology.node_of_rank[rank]])
+        if in_two_hops is None:
+            assert inter == dict.fromkeys(inter, others * codec.nbytes(n_elems))
+        assert scattered.tobytes() == reduced[rank].tobytes()
+        assert gathered.tobytes() == whole.tobytes()
+
+
+def test_an_uneven_call_is_short_if_it_is_for_the_rank_that_sends_most():
+    counts = [100, 0, 3000, 8]
+    topology = Topology(nodes=2, ranks_per_node=2)
+
+    def sent(limit):
+        def program(comm):
+            mine = np.ones(counts[comm.rank], np.float32)
+            comm.all_gather_single(whole := np.empty(sum(counts), np.float32), mine, counts=counts)
+            comm.reduce_scatter_single(mine, whole, counts=counts)
+            stats = comm.stats()
+            return stats["all_gather"].wire_bytes_inter, stats["reduce_scatter"].wire_bytes_inter
+
+        return run((topology, True), program, codec="raw", one_shot_bytes=limit)
+
+    gathered, scattered = 4 * 3000 * 3, 4 * (100 + 3000 + 8)
+    per_rank = [(2 * 4 * n, 4 * (sum(counts) - n - counts[rank ^ 1])) for rank, n in enumerate(counts)]
+    assert sent(4 * gathered) == per_rank
+    assert [one for one, _ in sent(4 * gathered - 1)] == [4 * n for n in counts]
+    assert [one for _, one in sent(4 * scattered)] == [one for _, one in per_rank]
+    assert [one for _, one in sent(4 * scattered - 1)] != [one for _, one in per_rank]
+
+
 def test_the_number_of_chunks_is_bounded_whatever_the_plan_says():
     x = [oracle.values(rank, 600_001, np.dtype(np.float32)) for rank in range(2)]
 

@@ -127,8 +127,8 @@ def test_gradients_are_the_transposed_collective(torch_world, op):
 def check_gradient_codec() -> None:
     """Without grad_codec the backward is quantized by codec: to the bit, the compressed reduce-scatter."""
     rank = dist.get_rank()
-    weights = everyones((2000,))
-    x = own((500,)).requires_grad_()
+    weights = everyones((40_000,))  # in two hops: more than goes in one exchange
+    x = own((10_000,)).requires_grad_()
     (zcomm.ops.all_gather(x, codec="int8") * weights[rank]).sum().backward()
     wanted = oracle.reduce_scatter(INT8, INT8, [w.numpy() for w in weights], TWO_BY_TWO, "SUM")[rank]
     assert x.grad.numpy().tobytes() == wanted.tobytes()

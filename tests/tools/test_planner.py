@@ -20,7 +20,7 @@ def counted(world: int, topology: zcomm.Topology, gathers: list[str], reductions
     """What rank 0 sends when the units are gathered and reduced so."""
 
     def program(transport):
-        comm = zcomm.Communicator(transport, zcomm.Plan(), topology)
+        comm = zcomm.Communicator(transport, zcomm.Plan(one_shot_bytes=0), topology)
         for unit in UNITS:
             n = -(-unit // world)
             whole, shard = np.ones(n * world, np.float32), np.ones(n, np.float32)

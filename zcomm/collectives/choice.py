@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zcomm.collectives.request import Request
+from zcomm.collectives.request import Pattern, Request
 from zcomm.plan import AUTO_RAW_BYTES, Plan
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
+EARLIER = 4  # times fewer bytes at which all-gathers and reduce-scatters are no longer short
 _MANY = 1 << 16  # elements, to see how much smaller a codec makes them
 
 
@@ -37,13 +38,23 @@ def choose(plan: Plan, topology: Topology, request: Request) -> Choice:
     return Choice(codec, intra_codec, None) if reason is None else Choice(raw, raw, reason)
 
 
-def is_one_shot(plan: Plan, codec: Codec, n_elems: int, size: int) -> bool:
-    """Whether an all-reduce is done in one exchange, in which every rank sends all it has to every other and adds.
+def is_one_exchange(
+    plan: Plan,
+    pattern: Pattern,  # an all-gather, reduce-scatter or all-reduce
+    codec: Codec,
+    counts: tuple[int, ...],  # as Request.counts
+    size: int,
+) -> bool:
+    """Whether a call is so short that every rank sends directly to every other, once: steps cost it more than bytes.
 
-    That has the fewest steps and one quantization, but sends size / 2 times the bytes: for messages so short that steps
-    cost more than bytes.
+    An all-reduce sends all it has, size / 2 times the bytes, and adds what comes; that spares it up to three exchanges,
+    so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a quarter of that.
     """
-    return codec.nbytes(n_elems) * (size - 1) <= plan.one_shot_bytes
+    nbytes = [codec.nbytes(count) for count in counts]
+    if pattern is Pattern.ALL_REDUCE:
+        return nbytes[0] * (size - 1) <= plan.one_shot_bytes
+    sent = max(nbytes) * (size - 1) if pattern is Pattern.ALL_GATHER else sum(nbytes) - min(nbytes)
+    return EARLIER * sent <= plan.one_shot_bytes
 
 
 def _why_raw(plan: Plan, topology: Topology, request: Request, codec: Codec, raw: Codec) -> str | None:

@@ -2,7 +2,8 @@
 
 Bytes are those of docs/numbers.md (Bytes sent); the tests compare them with what communicators count. A step gathers
 each unit's weights for the forward and again for the backward, and reduces its gradients. Times are bytes over a link's
-rate: a lower bound, without latency and coding.
+rate: a lower bound, without latency and coding. Units so small that they go in one exchange (Plan.one_shot_bytes) are
+counted in two hops like the others.
 """
 
 from __future__ import annotations

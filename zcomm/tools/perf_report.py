@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.collectives.choice import is_one_shot
+from zcomm.collectives.choice import EARLIER
 from zcomm.plan import Plan
 from zcomm.tools.about import about, cpu_model, engine
 from zcomm.tools.perf_measure import FORM_BUDGET_S, WARM_UP_CALLS
 from zcomm.tools.perf_options import Options
-from zcomm.tools.perf_row import UNCOMPRESSED, Row, Verdict, break_even_words, redop
+from zcomm.tools.perf_row import Row, Verdict, break_even_words, redop
 from zcomm.tools.perf_world import Launcher, World
 from zcomm.topology import Topology
 from zcomm.version import __version__
-from zcomm.wire.registry import codec as parse_codec
 
 # title, unit, width
 COLUMNS = (
@@ -84,7 +83,7 @@ class About:
     def lines(self) -> list[str]:
         """The header, without the columns."""
         topology, options = self.topology, self.options
-        n = topology.size
+        n, most = topology.size, Plan().one_shot_bytes
         placed = " + ".join(str(len(ranks)) for ranks in topology.ranks_of_node)
         where = "a rank's link (all share one node)" if topology.nodes == 1 else "a node's link"
         found = [
@@ -101,6 +100,7 @@ class About:
             "intra, inter: payload that one rank sends to its node and to others; ratio: those bytes in float32 / on "
             "the wire",
             "speed-up: over the fastest uncompressed form of this run and size, marked *",
+            f"calls that send at most {most} B (all_reduce), {most // EARLIER} B (others) are one exchange in any form",
             f"break-even: speed of {where} below which a codec beats bf16 in as many hops, by bytes and coding time",
         ]
         if not topology.has_two_levels:
@@ -109,16 +109,7 @@ class About:
             found.append(
                 f"the link is paced in user space, which does not slow {self.library}'s own collectives: left out"
             )
-        found += self._one_exchange() if "all_reduce" in options.collectives else []
         return ["# " + line for line in found]
-
-    def _one_exchange(self) -> list[str]:
-        """Which all-reduces are too short to be done in steps."""
-        plan, smallest = Plan(), min(self.options.sizes_bytes) // 4
-        codecs = [parse_codec(codec) for codec in (*UNCOMPRESSED, *self.options.codecs)]
-        if not any(is_one_shot(plan, codec, smallest, self.topology.size) for codec in codecs):
-            return []
-        return [f"an all_reduce that sends at most {plan.one_shot_bytes} B is one exchange, whatever the hops"]
 
     def _link(self) -> str:
         link = self.options.link

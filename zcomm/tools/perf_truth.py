@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zcomm.collectives.choice import is_one_shot
+from zcomm.collectives.choice import is_one_exchange
+from zcomm.collectives.request import Pattern
 from zcomm.collectives.shards import Extent, balanced_shards, shards_of
 from zcomm.plan import Plan
 from zcomm.topology import Topology
@@ -89,12 +90,14 @@ class Truth:
 
     def of_codec(self, codec: Codec, hops: int) -> Expected:
         """What zcomm must return."""
-        all_reduce = self._collective == "all_reduce"
-        if all_reduce and is_one_shot(Plan(), codec, self._n_elems, self._topology.size):
+        all_reduce, size = self._collective == "all_reduce", self._topology.size
+        counts = (self._n_elems,) if all_reduce else (self._n_elems // size,) * size
+        is_short = is_one_exchange(Plan(), Pattern[self._collective.upper()], codec, counts, size)
+        if all_reduce and is_short:
             everything = Truth("reduce_scatter", self._n_elems, self._rank, self._topology, Extent(0, self._n_elems))
             exact, bound, ordered = everything.of_codec(codec, 1)
             return Expected(exact[self.part], bound[self.part], None if ordered is None else ordered[self.part])
-        two_hops = hops == 2
+        two_hops = hops == 2 and not is_short
         ordered = self._ordered(two_hops) if str(codec) == "raw" else None
         if self._collective == "all_gather":
             return Expected(self.exact, codec.error_bound(self.terms[0]), ordered)

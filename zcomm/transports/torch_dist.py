@@ -16,6 +16,7 @@ from typing import Any
 
 from zcomm.errors import BufferError, GroupError, MissingExtra, PeerTimeout, TransportError
 from zcomm.streams import Mark, current_stream, index_of
+from zcomm.transports.gloo_thread import make_batch
 from zcomm.transports.pace import Pacer
 from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, tag_of
 from zcomm.transports.transport import Exchange, Parcel
@@ -51,6 +52,8 @@ class TorchTransport:
         self.device = str(self._device)
         self.queued = self._device.type == "cuda"  # NCCL
         self._eager = not self.queued
+        if self._eager:
+            make_batch()
         self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG, group.group_name))
         self._pacer = Pacer.from_environment()
 
