@@ -3,85 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import pickle
-import threading
 import time
-import weakref
-import zlib
 
 import numpy as np
 import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from impatience import AMPLE_S
+from ddp_models import SMALL_BUCKETS, Model, Vector, assert_same_bits_on_all_ranks, build, gradients, loss_of, train
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch_cases import TWO_BY_TWO, group_of
 
 import zcomm
-from zcomm.collectives.feedback import Turn
-from zcomm.errors import BufferError, GroupError, PlanError, TopologyError, UnsupportedError
 from zcomm.topology import Topology
-
-WIDTH, ODD = 64, 67
-SMALL_BUCKETS = {"bucket_cap_mb": 0.05}  # four buckets at first, others after the first backward
-
-
-class Model(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(ODD, WIDTH)
-        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(5))
-        self.head = nn.Linear(WIDTH, ODD, bias=False)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = x + F.gelu(layer(x))
-        return self.head(x)
-
-
-def build(dtype: torch.dtype = torch.float32, **options) -> DistributedDataParallel:
-    torch.manual_seed(0)
-    return DistributedDataParallel(Model().to(dtype), **options)
-
-
-def loss_of(model: nn.Module, step: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
-    tokens = torch.randint(0, ODD, (4, 9), generator=generator)
-    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
-
-
-def gradients(model: nn.Module) -> torch.Tensor:
-    return torch.cat([parameter.grad.float().flatten() for parameter in model.parameters()])
-
-
-def assert_same_bits_on_all_ranks(tensors, group=None) -> None:
-    """By a checksum that the ranks compare."""
-    checksum = torch.tensor([zlib.crc32(b"".join(t.detach().contiguous().view(torch.uint8).numpy() for t in tensors))])
-    everyones = [torch.empty_like(checksum) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyones, checksum, group=group)
-    assert len(set(map(int, everyones))) == 1
-
-
-def train(
-    model: DistributedDataParallel, steps: int, first: int = 0, optimizer: torch.optim.Optimizer | None = None
-) -> list[float]:
-    """Losses of this rank. After each step all ranks must hold the same parameters, to the bit."""
-    optimizer = optimizer or torch.optim.AdamW(model.parameters(), 3e-3)
-    losses = []
-    for step in range(first, first + steps):
-        loss = loss_of(model, step)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        assert_same_bits_on_all_ranks(model.parameters(), model.process_group)
-        losses.append(loss.item())
-    return losses
-
 
 # -- gradients --------------------------------------------------------------------------------------------------------
 
@@ -96,10 +31,10 @@ USES = {
 }
 
 
-def check_gradients(use: str, codec: str, feedback: bool) -> None:
+def check_gradients(use: str, codec: str) -> None:
     """Five backwards, the second and third without synchronising, so that their gradients add up in the fourth."""
     plain, compressed = build(**USES[use]), build(**USES[use])
-    state = zcomm.ddp.State(codec, feedback=feedback)
+    state = zcomm.ddp.State(codec)
     compressed.register_comm_hook(state, zcomm.ddp.hook)
     # First hop: 4 contributions, each off by half a step of at most largest/127. Second: 2 node sums of at most twice
     # that. Third: their mean. Together (4 + 2 x 2) / 4 + 1 half steps, for a contribution of this use's dtype.
@@ -143,18 +78,7 @@ def local_largest(step: int, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_gradients_are_those_of_plain_ddp_within_the_bound(torch_world, use, codec):
-    torch_world.run(check_gradients, use, codec, False)
-
-
-class Vector(nn.Module):
-    """Its gradient is what it is called with."""
-
-    def __init__(self, n_elems: int, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.vector = nn.Parameter(torch.zeros(n_elems, dtype=dtype))
-
-    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        return (self.vector * gradient).sum()
+    torch_world.run(check_gradients, use, codec)
 
 
 def check_to_the_bit(size: int, codec: str, hierarchical: bool) -> None:
@@ -297,124 +221,3 @@ def check_late_starts() -> None:
 
 def test_ranks_out_of_step_stay_in_order(torch_world):
     torch_world.run(check_late_starts)
-
-
-# -- errors and lifetime ----------------------------------------------------------------------------------------------
-
-
-class BreakingTurn(Turn):
-    def take(self, engine, source):
-        compensating = super().take(engine, source)
-        compensating.decode = self.fail
-        return compensating
-
-    @staticmethod
-    def fail(*_):
-        raise ArithmeticError("broken on purpose")
-
-
-class Breaking(zcomm.Feedback):
-    """Makes the decoding of every call fail, in the communicator's thread."""
-
-    def of(self, key):
-        residual = super().of(key)
-
-        class Broken:
-            def turn(self, source, lane):
-                return BreakingTurn(*residual.turn(source, lane))
-
-        return Broken()
-
-
-def check_errors() -> None:
-    model = build(**SMALL_BUCKETS)
-    zcomm.ddp.compress(model, "int8", feedback=Breaking())
-    with pytest.raises(Exception, match="broken on purpose") as caught:
-        loss_of(model, 0).backward()
-    assert caught.type is ArithmeticError, caught.type
-
-    model = build()
-    state = zcomm.ddp.compress(model, "int8")
-    state.communicator.close()
-    with pytest.raises(GroupError, match="closed"):
-        loss_of(model, 0).backward()
-
-    model = DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
-    zcomm.ddp.compress(model, "int8")
-    with pytest.raises(BufferError, match="sparse=False"):
-        model(torch.tensor([1, 2])).sum().backward()
-
-    model = build()
-    model.register_comm_hook("int8", zcomm.ddp.hook)
-    with pytest.raises(BufferError, match=r"zcomm\.ddp\.State"):
-        loss_of(model, 0).backward()
-
-    shared = zcomm.ddp.State("int8", feedback=True)
-    for _ in range(2):
-        model = build()
-        model.register_comm_hook(shared, zcomm.ddp.hook)
-        loss_of(model, 0).backward()
-    third = build()
-    third.register_comm_hook(shared, zcomm.ddp.hook)
-    with pytest.raises(UnsupportedError, match="a State for each model"):
-        loss_of(third, 0).backward()
-
-    with pytest.raises(BufferError, match="DistributedDataParallel"):
-        zcomm.ddp.compress(nn.Linear(2, 2))
-    with pytest.raises(TopologyError):
-        zcomm.ddp.State("int8", topology=Topology(nodes=3, ranks_per_node=2))
-    with pytest.raises(TopologyError, match="'2x2'"):
-        zcomm.ddp.State("int8", topology="2x2")
-    with pytest.raises(PlanError, match=r"State\('int4'\)"):
-        zcomm.ddp.State(plan="int4")
-    with pytest.raises(BufferError, match="feedback"):
-        zcomm.ddp.State("int8", feedback="yes")
-    with pytest.raises(BufferError, match="what state_dict"):
-        zcomm.ddp.State("int8", feedback=True).load_state_dict({"layout 0": 1})
-    with pytest.raises(UnsupportedError, match="ddp_optimizer"):
-        zcomm.ddp.hook(shared, (torch.zeros(1), torch.zeros(1)))
-
-
-def test_errors_come_out_of_backward_as_they_are(torch_world):
-    torch_world.run(check_errors)
-
-
-def check_collected() -> None:
-    before = set(threading.enumerate())
-    model = build(**SMALL_BUCKETS)
-    state = zcomm.ddp.compress(model, "int8", feedback=True)
-    train(model, 2)
-    (worker,) = set(threading.enumerate()) - before
-    assert worker.name.startswith("zcomm worker")
-    gone = [weakref.ref(each) for each in (model, model.module, state, state.communicator)]
-    del model, state
-    gc.collect()
-    assert [ref() for ref in gone] == [None] * 4
-    worker.join(AMPLE_S)
-    assert not worker.is_alive()
-
-
-def test_a_model_and_its_state_can_be_collected_and_leave_no_thread(torch_world):
-    torch_world.run(check_collected)
-
-
-def check_pickle() -> None:
-    group = group_of(4)
-    model = build(process_group=group)
-    state = zcomm.ddp.compress(model, "int4:64", feedback=True)
-    loss_of(model, 0).backward()
-    copy = pickle.loads(pickle.dumps(state))
-    assert copy.plan == state.plan
-    assert copy.feedback.keys() == state.feedback.keys()
-    with pytest.raises(GroupError, match=r"set state\.group"):
-        copy.communicator  # noqa: B018
-    copy.group = group
-    assert copy.communicator.size == 4
-    with pytest.raises(GroupError, match="new state"):
-        copy.group = None
-    default = pickle.loads(pickle.dumps(zcomm.ddp.State("int8")))
-    assert default.communicator.size == 4
-
-
-def test_a_state_is_pickled_without_its_group(torch_world):
-    torch_world.run(check_pickle)

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from test_ddp import SMALL_BUCKETS, Vector, build, loss_of, train
+from ddp_models import SMALL_BUCKETS, Vector, build, loss_of, train
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm

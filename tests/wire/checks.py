@@ -188,7 +188,7 @@ def check_cuts(kind: Codec) -> None:
 
 
 def check_golden(name: str) -> None:
-    """Bytes and decoded values are those of the independent implementation in make_vectors.py."""
+    """Bytes and decoded values are those of the independent implementation in exact_codecs.py."""
     kind = codec(name)
     with np.load(VECTORS / f"{name.replace(':', '-')}.npz") as vectors:
         cases = sorted(key.removesuffix("/x") for key in vectors if key.endswith("/x"))

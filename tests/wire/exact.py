@@ -1,4 +1,4 @@
-"""Numbers of the wire in exact fractions, every rounding spelled out: what make_vectors.py is written in.
+"""Numbers of the wire in exact fractions, every rounding spelled out: what exact_codecs.py is written in.
 
 It shares no code and no idea with zcomm.wire (no float arithmetic, no masks, no vector operations).
 """
