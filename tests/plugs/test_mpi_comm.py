@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import tempfile
+
 import numpy as np
 import pytest
 from mpi_cases import comm_of, gathered, inputs, reduced, scattered
@@ -194,6 +197,54 @@ def torch_tensors() -> None:
 def test_torch_tensors_travel_as_they_are(mpi_world):
     pytest.importorskip("torch")
     mpi_world.run(torch_tensors)
+
+
+def memory_of_any_kind() -> None:
+    import torch
+    from mpi4py import MPI
+
+    with comm_of(4, "raw") as comm:
+        mine = np.arange(6, dtype=np.float32) + 10 * comm.rank
+        total = 4 * np.arange(6, dtype=np.float32) + 60
+        with tempfile.TemporaryFile() as file:
+            on_disk = np.memmap(file, np.float32, "w+", shape=6)
+        on_disk[:] = mine
+        rounded_up = MPI.Alloc_mem(6 * 4 + 2)  # as allocators give memory
+        np.frombuffer(rounded_up, np.float32, 6)[:] = mine
+        fortran = np.asfortranarray(mine.reshape(2, 3))
+        torch_fortran = torch.from_numpy(mine.reshape(3, 2).copy()).t()
+        for name, send, result in [
+            ("memmap", on_disk, total),
+            ("memmap in a list", [on_disk, MPI.FLOAT], total),
+            ("matrix", np.matrix(mine), total),
+            ("matrix in a list", [np.matrix(mine), 6], total),
+            ("memory with bytes left over", [rounded_up, 6, MPI.FLOAT], total),
+            ("Fortran order in a list", [fortran, MPI.FLOAT], total.reshape(2, 3).T.ravel()),
+            ("bytes of Fortran order", [fortran.view(np.int32), MPI.FLOAT], total.reshape(2, 3).T.ravel()),
+            ("torch's Fortran order in a list", [torch_fortran, 6], total),
+        ]:
+            received = np.zeros(6, np.float32)
+            comm.Allreduce(send, received)
+            assert received.tolist() == result.tolist(), name
+        received = np.zeros((2, 3), np.float32, order="F")
+        comm.Allreduce([fortran, MPI.FLOAT], [received, MPI.FLOAT])
+        assert received.tolist() == total.reshape(2, 3).tolist()
+        everyone = np.zeros(26, np.float32).view(np.uint8)[:98]
+        comm.Allgatherv([rounded_up, 6, MPI.FLOAT], [everyone, [6] * 4, MPI.FLOAT])
+        assert everyone[:96].view(np.float32).sum() == total.sum()
+        for number in (np.float64(comm.rank + 0.5), np.float32(comm.rank + 0.5)):
+            one = np.zeros(1, number.dtype)
+            comm.Allreduce(number, one)
+            assert one[0] == 8
+        pointers = (ctypes.POINTER(ctypes.c_float) * 3)()  # a format that numpy does not know
+        comm.Allgather([pointers, MPI.BYTE], [everyone[:96], MPI.BYTE])
+        assert not everyone[:96].any()
+        assert not comm.stats()["all_reduce"].uncompressed  # nothing of it went to MPI
+
+
+def test_memory_of_any_kind_means_what_it_means_to_mpi(mpi_world):
+    pytest.importorskip("torch")
+    mpi_world.run(memory_of_any_kind)
 
 
 def zcomms_operators() -> None:

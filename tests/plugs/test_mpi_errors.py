@@ -11,7 +11,7 @@ from impatience import AMPLE_S, shorten
 from mpi_cases import comm_of
 
 import zcomm
-from zcomm.errors import BufferError, GroupError, MismatchError, PeerTimeout
+from zcomm.errors import BufferError, CodecError, GroupError, MismatchError, PeerTimeout
 from zcomm.topology import Topology
 
 
@@ -39,12 +39,27 @@ def bad_buffers() -> None:
             (lambda: comm.Allreduce([np.ones((4, 4), f)[:, 1], MPI.FLOAT], np.ones(4, f)), "strided"),
             (lambda: comm.Allreduce([np.ones(3, np.uint8), MPI.FLOAT], np.ones(4, f)), "multiple of 4"),
             (lambda: comm.Allreduce([np.ones(4, f)], np.ones(4, f)), "1 items"),
+            (lambda: comm.Allreduce([np.ones(4, f), 4 / 2, MPI.FLOAT], np.ones(2, f)), "count 2.0; expected whole"),
+            (lambda: comm.Allreduce([np.ones(4, f), "2", MPI.FLOAT], np.ones(2, f)), "count '2'; expected whole"),
+            (lambda: comm.Allreduce([np.ones(4, f), (2, 0.5)], np.ones(2, f)), "displacement 0.5; expected whole"),
+            (lambda: comm.Allgatherv(np.ones(2, f), [np.ones(8, f), [2.5] * 4]), "counts 2.5; expected whole"),
+            (lambda: comm.Reduce_scatter(MPI.IN_PLACE, np.ones(8, f), [8]), r"recvcounts \[8\]; expected 4"),
+            (lambda: comm.Reduce_scatter(MPI.IN_PLACE, np.ones(8, f), [3, 3, 3, 3]), "expected 4 ranks x 3"),
+            (lambda: comm.Allreduce(np.ma.array([1, 2], f, mask=[0, 1]), np.ones(2, f)), "MaskedArray"),
+            (lambda: comm.Allreduce([np.ma.array([1, 2], f, mask=[0, 1]), 2], np.ones(2, f)), "MaskedArray"),
+            (lambda: comm.Allreduce(np.ones(1, f), f(0)), "read-only"),
         ]:
             with pytest.raises(BufferError, match=complaint):
                 call()
         assert comm.communicator._transport.wire_bytes_sent == before
         with pytest.raises(GroupError, match="expected an mpi4py communicator"):
             zcomm.mpi.Comm("world")
+        with pytest.raises(GroupError, match=r"got a zcomm.mpi.Comm; expected .* its .wrapped"):
+            zcomm.mpi.Comm(comm)
+        with pytest.raises(CodecError, match="got None"):
+            zcomm.mpi.Comm(comm.wrapped, "int8", plan=None)
+        with zcomm.mpi.Comm(comm.wrapped, plan="int4") as other:  # as Communicator takes it
+            assert other.communicator.plan == zcomm.Plan("int4")
 
 
 def test_bad_buffers_are_refused_before_a_byte_moves(mpi_world):
@@ -129,6 +144,12 @@ def after_close() -> None:
     with pytest.raises(GroupError, match="closed"):
         comm.Allreduce(MPI.IN_PLACE, np.ones(4, np.float32))
     assert comm.allreduce(1) == 4  # the communicator inside stays
+    of_its_own = MPI.COMM_WORLD.Dup()
+    with zcomm.mpi.Comm(of_its_own, "raw") as comm:
+        of_its_own.Free()  # zcomm works on a duplicate
+        comm.Reduce(np.ones(4, np.float32), total := np.zeros(4, np.float32), root=2)
+        assert total.tolist() == ([4.0] * 4 if comm.communicator.rank == 2 else [0.0] * 4)
+        assert "of 4" in repr(comm)
     for _ in range(300):  # more than MPI could hold at once, were they not freed
         comm_of(4).close()
 

@@ -66,6 +66,8 @@ def everything_else() -> None:
         half = comm.Split(comm.rank % 2)
         assert isinstance(half, MPI.Comm)
         half.Free()
+        comm.name = "grid"  # attributes that are set, too
+        assert comm.wrapped.Get_name() == comm.name == "grid"
         with pytest.raises(AttributeError, match="Allredoce"):
             comm.Allredoce  # noqa: B018
 

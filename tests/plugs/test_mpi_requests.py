@@ -47,6 +47,49 @@ def test_requests_complete_while_the_program_does_something_else(mpi_world):
     mpi_world.run(polled_until_done)
 
 
+def several_at_once() -> None:
+    from mpi4py import MPI
+
+    request = zcomm.mpi.Request
+    with comm_of(4) as comm:
+        sums = [np.full(9 + i, comm.rank + i, np.float32) for i in range(4)]
+        counts = np.array([comm.rank])
+        requests = [comm.Iallreduce(MPI.IN_PLACE, x) for x in sums]
+        requests.append(comm.Iallreduce(MPI.IN_PLACE, counts))  # MPI's own
+        order = [request.Waitany(requests) for _ in requests]
+        assert sorted(order) == [0, 1, 2, 3, 4]
+        assert request.Waitany(requests) == request.Waitany([]) == MPI.UNDEFINED
+        assert all(np.allclose(x, 6 + 4 * i, rtol=0.01) for i, x in enumerate(sums))
+        assert counts[0] == 6
+        assert request.Testall(requests)
+        requests = [comm.Iallreduce(MPI.IN_PLACE, x) for x in sums]
+        while not request.Testall(requests):
+            time.sleep(1e-3)
+        assert all(np.allclose(x, 24 + 16 * i, rtol=0.02) for i, x in enumerate(sums))
+
+
+def test_several_requests_are_waited_for_and_tested_together(mpi_world):
+    mpi_world.run(several_at_once)
+
+
+def dropped_in_place() -> None:
+    from mpi4py import MPI
+
+    with comm_of(4, "raw") as comm:
+        blocks = np.arange(4 * 7, dtype=np.float32)
+        comm.Ireduce_scatter_block(MPI.IN_PLACE, blocks)  # nobody waits for it
+        uneven = np.arange(10, dtype=np.float32)
+        comm.Ireduce_scatter(MPI.IN_PLACE, uneven, [1, 2, 3, 4])
+        comm.Allreduce(MPI.IN_PLACE, np.ones(3, np.float32))  # comes after them
+        assert blocks[:7].tolist() == [4 * (7 * comm.rank + i) for i in range(7)]
+        start = sum(range(comm.rank + 1))
+        assert uneven[: comm.rank + 1].tolist() == [4 * (start + i) for i in range(comm.rank + 1)]
+
+
+def test_a_request_that_nobody_waits_for_brings_its_result_too(mpi_world):
+    mpi_world.run(dropped_in_place)
+
+
 def without_threads() -> None:
     from mpi4py import MPI
 

@@ -22,8 +22,8 @@ from zcomm.collectives.arguments import check_writable
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
-from zcomm.plan import Plan
-from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, read, read_blocks
+from zcomm.plan import Plan, plan_of
+from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks
 from zcomm.plugs.mpi_request import Request
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
@@ -37,6 +37,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 PLAN = Plan(chunk_elems=1 << 19)  # smaller chunks than elsewhere: MPI starts messages quickly, and slow links stay full
+_OWN = {"wrapped", "communicator", "_passed"}  # attributes that are not those of the communicator inside
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")
 
 
@@ -48,13 +49,16 @@ class Comm:
         comm: Any,  # mpi4py.MPI.Intracomm; stays the caller's
         codec: Codec | str | None = None,  # None: the plan's
         *,
-        plan: Plan = PLAN,
+        plan: Plan | Codec | str = PLAN,
         topology: Topology | None = None,  # None: the host names tell
     ) -> None:
+        if isinstance(comm, Comm):
+            raise GroupError("got a zcomm.mpi.Comm; expected the mpi4py communicator inside: its .wrapped")
         if not isinstance(comm, MPI.Comm):
             raise GroupError(f"got a {type(comm).__name__}; expected an mpi4py communicator, such as MPI.COMM_WORLD")
+        settings = plan_of(plan)
         self.wrapped = comm
-        self.communicator = Communicator(comm, plan if codec is None else replace(plan, codec=codec), topology)
+        self.communicator = Communicator(comm, settings if codec is None else replace(settings, codec=codec), topology)
         self._passed: dict[str, collections.Counter[str]] = {}
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
@@ -183,8 +187,15 @@ class Comm:
             raise AttributeError(name)
         return getattr(self.wrapped, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)  # comm.name = "grid"
+
     def __repr__(self) -> str:
-        return f"<zcomm.mpi.Comm rank {self.rank} of {self.size}, {self.communicator.plan}>"
+        comm = self.communicator
+        return f"<zcomm.mpi.Comm rank {comm.rank} of {comm.size}, {comm.plan}>"
 
     def _allreduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any) -> Any:
         target = read(recvbuf, "recvbuf")
@@ -198,7 +209,7 @@ class Comm:
         return _request(self.communicator.all_reduce(source, operator, None, async_op, output=target))
 
     def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Any:
-        target = read(recvbuf, "recvbuf") if self.rank == root else None
+        target = read(recvbuf, "recvbuf") if self.communicator.rank == root else None
         source = target if target is not None and _in_place(sendbuf) else read(sendbuf, "sendbuf")
         operator = self._operator("reduce", op, source, *_given(target))
         if operator is None:
@@ -220,7 +231,7 @@ class Comm:
         return _request(comm.all_gather_single(target.whole, source, None, async_op, counts=target.counts))
 
     def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
-        comm, is_root = self.communicator, self.rank == root
+        comm, is_root = self.communicator, self.communicator.rank == root
         target = read_blocks(recvbuf, "recvbuf", comm.size, name.endswith("v")) if is_root else None
         source = self._source(sendbuf, target) if is_root else read(sendbuf, "sendbuf")
         if self._operator("gather", MPI.SUM, source, *_given(target)) is None:
@@ -233,7 +244,7 @@ class Comm:
         return _request(comm.gather_single(target.whole, source, root, None, async_op, counts=target.counts))
 
     def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
-        comm, is_root = self.communicator, self.rank == root
+        comm, is_root = self.communicator, self.communicator.rank == root
         source = read_blocks(sendbuf, "sendbuf", comm.size, name.endswith("v")) if is_root else None
         target = source if is_root and _in_place(recvbuf) else read(recvbuf, "recvbuf")
         if self._operator("scatter", MPI.SUM, target, *_given(source)) is None:
@@ -272,7 +283,7 @@ class Comm:
         if source is not target:
             return _request(comm.reduce_scatter_single(target, source, operator, None, async_op, counts=counts))
         check_writable(target, "recvbuf")
-        shares = None if counts is None else tuple(map(int, counts))
+        shares = None if counts is None else one_each(counts, comm.size, "recvbuf", "recvcounts")
         blocks = Blocks(target, [], shares).each(comm.size, "recvbuf")
         first = flattened(target, "recvbuf")[: len(blocks[comm.rank])]  # MPI: the result of every rank
         result = _copied(first)

@@ -2,18 +2,19 @@
 `[x, count, MPI.FLOAT]`, `[x, (count, displacement), MPI.FLOAT]`.
 
 A bare array may have any strides: its elements count in C order. In a list the memory counts, as MPI does it, so it
-must be contiguous. What holds no floats is `Other`, and goes to MPI as it came. v-forms have counts and displacements
-for each rank in place of one.
+must be contiguous, in C's order or Fortran's. What holds no floats is `Other`, and goes to MPI as it came. v-forms have
+counts and displacements for each rank in place of one.
 """
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zcomm.buffers import DType
+from zcomm.buffers import DType, span_of
 from zcomm.errors import BufferError, MissingExtra
 
 try:
@@ -36,6 +37,7 @@ def read(
     message: Any,  # as mpi4py takes it
     role: str,  # how errors call it
     n_blocks: int = 1,  # blocks of the count given that the memory holds: a gathered buffer has one from each rank
+    is_counted: bool = False,  # whether the caller counts the elements, so that bytes may be left over
 ) -> Any:  # a numpy array, torch tensor or cupy array that shares the message's memory, or Other
     """The floats that a message means. Raises BufferError for what neither zcomm nor MPI can make sense of."""
     if not isinstance(message, (list, tuple)):
@@ -51,10 +53,10 @@ def read(
         dtype = _dtype_of(datatype)
         if dtype is None:
             return Other(datatype.name or "a datatype of the program's own")
-        array = _reinterpreted(array, dtype, role)
+        array = _reinterpreted(array, dtype, role, is_counted or count is not None)
     elif name not in _FLOATS:
         return Other(name)
-    flat = flattened(array, role)
+    flat = flattened(_in_memory_order(array), role)
     if count is None:
         return flat[displacement:]
     end = displacement + count * n_blocks
@@ -95,17 +97,17 @@ def read_blocks(
     memory, counts, displacements, datatype = message, None, None, None
     if isinstance(message, (list, tuple)):
         memory, counts, displacements, datatype = _items(message, role)
-    array = read(memory if datatype is None else [memory, datatype], role)
+    array = read(memory if datatype is None else [memory, datatype], role, is_counted=counts is not None)
     if isinstance(array, Other):
         return array
     flat = flattened(array, role)
     if counts is None:
         counts = [len(flat) // size + (len(flat) % size > rank) for rank in range(size)]
-    counts = _one_each(counts, size, role, "counts")
+    counts = one_each(counts, size, role, "counts")
     starts = [0, *accumulate(counts)]
     if displacements is not None and not hasattr(displacements, "__len__"):
-        displacements = [rank * int(displacements) for rank in range(size)]
-    displacements = starts[:-1] if displacements is None else _one_each(displacements, size, role, "displacements")
+        displacements = [rank * _whole(displacements, role, "displacement") for rank in range(size)]
+    displacements = starts[:-1] if displacements is None else one_each(displacements, size, role, "displacements")
     ends = [at + count for at, count in zip(displacements, counts, strict=True)]
     if max(ends) > len(flat):
         raise BufferError(
@@ -116,19 +118,45 @@ def read_blocks(
     return Blocks(None, [flat[at:end] for at, end in zip(displacements, ends, strict=True)], counts)
 
 
-def _one_each(numbers: Any, size: int, role: str, what: str) -> tuple[int, ...]:
-    found = tuple(map(int, numbers)) if hasattr(numbers, "__len__") else (int(numbers),) * size
+def one_each(numbers: Any, size: int, role: str, what: str) -> tuple[int, ...]:
+    """Whole numbers of 0 or more, one for each rank; a number alone is everyone's. Raises BufferError for others."""
+    given = tuple(numbers) if hasattr(numbers, "__len__") else (numbers,) * size
+    found = tuple(_whole(number, role, what) for number in given)
     if len(found) != size or min(found) < 0:
         raise BufferError(f"{role} has {what} {list(found)}; expected {size} of 0 or more, one for each rank")
     return found
 
 
+def _whole(number: Any, role: str, what: str) -> int:
+    """A number that counts elements. Raises BufferError for 2.5 and 2.0 alike, as a half may be meant by another."""
+    try:
+        return index(number)
+    except TypeError:
+        raise BufferError(f"{role} has {what} {number!r}; expected whole numbers") from None
+
+
 def flattened(array: Any, role: str) -> Any:
     """The array as one dimension of the same memory. Raises BufferError if it is not contiguous."""
-    contiguous = array.is_contiguous() if hasattr(array, "is_contiguous") else array.flags.c_contiguous
-    if not contiguous:
+    if not _is_contiguous(array, role):
         raise BufferError(f"{role} is strided where memory counts; pass the array alone, not in place, or contiguous")
     return array.reshape(-1)
+
+
+def _is_contiguous(array: Any, role: str) -> bool:
+    """Whether the elements lie side by side in C order. Raises BufferError for what is no array."""
+    if hasattr(array, "is_contiguous"):
+        return bool(array.is_contiguous())
+    if not hasattr(getattr(array, "flags", None), "c_contiguous"):
+        span_of(array, role)  # says what it is and what was expected
+    return bool(array.flags.c_contiguous)
+
+
+def _in_memory_order(array: Any) -> Any:
+    """An array whose elements lie in Fortran order, with its dimensions turned round; others as they are."""
+    if hasattr(array, "permute"):
+        turned = array.permute(*reversed(range(array.ndim)))
+        return turned if turned.is_contiguous() else array
+    return array.T if getattr(getattr(array, "flags", None), "f_contiguous", False) else array
 
 
 def _parts(message: Any, role: str) -> tuple[Any, int | None, int, Any]:
@@ -136,13 +164,8 @@ def _parts(message: Any, role: str) -> tuple[Any, int | None, int, Any]:
     memory, count, displacement, datatype = _items(message, role)
     if isinstance(count, list) and len(count) == 2 and displacement is None:
         count, displacement = count
-    try:
-        count = None if count is None else int(count)
-        displacement = 0 if displacement is None else int(displacement)
-    except TypeError:
-        raise BufferError(
-            f"{role} has count {count} and displacement {displacement}; expected one number each"
-        ) from None
+    count = None if count is None else _whole(count, role, "count")
+    displacement = 0 if displacement is None else _whole(displacement, role, "displacement")
     if displacement < 0 or (count is not None and count < 0):
         raise BufferError(f"{role} has count {count} and displacement {displacement}; expected none below 0")
     return memory, count, displacement, datatype
@@ -171,13 +194,21 @@ def _items(message: Any, role: str) -> tuple[Any, Any, Any, Any]:
 
 def _array(memory: Any) -> Any:
     """The memory as an array; anything with Python's buffer protocol as numpy's."""
+    if isinstance(memory, np.ma.MaskedArray):  # refused by name later: MPI would send what the mask hides
+        return memory
+    if isinstance(memory, np.ndarray):  # a memmap, a matrix: as plain memory
+        return memory if type(memory) is np.ndarray else memory.view(np.ndarray)
+    if isinstance(memory, np.generic):  # one number, which cannot be written
+        array = np.asarray(memory)
+        array.flags.writeable = False
+        return array
     if hasattr(memory, "dtype"):
         return memory
     if memory is None:  # of no elements
         return np.empty(0, np.float32)
     try:
         return np.asarray(memoryview(memory))
-    except TypeError:
+    except (TypeError, ValueError):  # no memory, or a format that numpy does not know
         return memory
 
 
@@ -198,13 +229,19 @@ def _dtype_of(datatype: Any) -> DType | None:
     return _BY_TYPESTR.get(datatype.typestr)
 
 
-def _reinterpreted(array: Any, dtype: DType, role: str) -> Any:
+def _reinterpreted(
+    array: Any,
+    dtype: DType,
+    role: str,
+    is_counted: bool,  # whether a count says how many elements are meant
+) -> Any:
     """The memory of an array as elements of dtype; the array itself where it has that dtype."""
     if _dtype_name(array) == dtype.spelling:
         return array
     if not isinstance(array, np.ndarray):
         raise BufferError(f"{role} is {_dtype_name(array)}, its datatype {dtype.spelling}; expected the same")
-    flat = flattened(array, role).view(np.uint8)
-    if flat.size % dtype.itemsize:
+    flat = flattened(_in_memory_order(array), role).view(np.uint8)
+    left_over = flat.size % dtype.itemsize
+    if left_over and not is_counted:
         raise BufferError(f"{role} has {flat.size} bytes; expected a multiple of {dtype.itemsize}, as {dtype.spelling}")
-    return flat.view(dtype.numpy)
+    return flat[: flat.size - left_over].view(dtype.numpy)
