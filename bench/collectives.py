@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="16M", help="as zcomm perf takes them (default: %(default)s)")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--codec", default="int8,int4", help="as zcomm perf takes them (default: %(default)s)")
-    parser.add_argument("--calls", default="7", help="counted calls of each form (default: %(default)s)")
+    parser.add_argument("--calls", default="100", help="as zcomm perf takes it (default: %(default)s)")
+    parser.add_argument("--seconds", default="2", help="as zcomm perf takes it (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace, link: Link) -> dict[str, Any]:
     spec = cluster.ClusterSpec(args.nodes, args.ranks_per_node, link)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "rows.json"
-        options = ["--codec", args.codec, "--sizes", args.sizes, "--calls", args.calls]
+        options = ["--codec", args.codec, "--sizes", args.sizes, "--calls", args.calls, "--seconds", args.seconds]
         options += ["--link", str(link), "--json", str(written)]
         command = [sys.executable, "-m", "zcomm", "perf", *args.collectives.split(","), *options]
         result = cluster.run(command, spec, environment=KEEP_MEMORY | dict(os.environ))

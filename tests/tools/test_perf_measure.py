@@ -73,7 +73,7 @@ def run_perf(tmp_path: Any, *words: str, fault: Any = lambda rank, output: None)
     parser = argparse.ArgumentParser()
     perf.add_arguments(parser)
     written = tmp_path / "perf.json"
-    options = perf_options.read_options(parser.parse_args([*words, "--calls", "1", "--json", str(written)]))
+    options = perf_options.read_options(parser.parse_args(["--calls", "1", "--json", str(written), *words]))
     meeting = Meeting()
 
     def program(transport):
@@ -95,6 +95,15 @@ def test_three_ranks_and_a_size_that_they_cannot_share_evenly(collective, tmp_pa
         assert row["size_bytes_total"] == 49_992  # 3 ranks x 4166 elements x 4 bytes
         assert row["wrong_elems"] == 0
         assert row["replicas_equal"] in (True, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "made"), [(("--calls", "5", "--seconds", "0"), 3), (("--calls", "2", "--seconds", "0"), 2), ((), 1)]
+)
+def test_a_form_makes_three_calls_however_little_time_it_may_take(asked, made, tmp_path):
+    _, rows = run_perf(tmp_path, "all_gather", "--sizes", "96K", "--codec", "int8", *asked)
+
+    assert [row["calls"] for row in rows.values()] == [made] * 4
 
 
 def test_one_wrong_element_on_every_rank_is_counted_once_and_is_no_baseline(tmp_path, capsys):

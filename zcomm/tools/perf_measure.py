@@ -21,7 +21,7 @@ from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats
 from zcomm.plan import Plan
 from zcomm.tools.cluster_counters import node_counters
-from zcomm.tools.perf_options import Options
+from zcomm.tools.perf_options import FEWEST_CALLS, Options
 from zcomm.tools.perf_row import UNCOMPRESSED, Counted, Form, Measured
 from zcomm.tools.perf_truth import Check, Truth, compare, values
 from zcomm.tools.perf_world import World
@@ -30,8 +30,6 @@ from zcomm.wire.registry import codec as parse_codec
 
 WARM_UP_CALLS = 2
 LONG_CALL_S = 1.0  # one of these is warm-up enough
-FORM_BUDGET_S = 10.0  # of counted calls of one form at one size
-FEWEST_CALLS = 3  # whatever the budget says, unless fewer were asked for
 _OWN = {"float32": "fp32", "bfloat16": "bf16"}  # how a library's forms are called, and the dtype they carry
 
 
@@ -83,7 +81,7 @@ class Bench:
             took_s = 0.0
             while len(entrant.times_s) < WARM_UP_CALLS and took_s < LONG_CALL_S:
                 took_s = max(self._world.gather(contest.call(entrant)))
-            affordable = max(FEWEST_CALLS, int(FORM_BUDGET_S / took_s))
+            affordable = max(FEWEST_CALLS, int(self._options.budget_s / took_s))
             entrant.calls = min(self._options.calls, affordable)
             entrant.times_s.clear()
             entrant.node_tx_bytes.clear()

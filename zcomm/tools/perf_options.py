@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from zcomm.tools.perf_formulas import COLLECTIVES
 from zcomm.wire.registry import codec as parse_codec
 
 DEVICES = ("cpu", "cuda")
+FEWEST_CALLS = 3  # whatever the budget says, unless fewer were asked for
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _SIZE = re.compile(r"(\d+)([KMG]?)(?:I?B)?", re.IGNORECASE)
 
@@ -31,7 +33,8 @@ class Options:
     codecs: tuple[str, ...]
     sizes_bytes: tuple[int, ...]  # of the whole float32 tensor
     hops: tuple[int, ...]
-    calls: int  # counted, of each form; slow ones take fewer
+    calls: int  # counted, of each form at each size, at most
+    budget_s: float  # of those calls together; FEWEST_CALLS are made in any case, unless fewer are asked for
     link: Link | None  # None: not told
     device: str
     json: Path | None
@@ -58,7 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hops", default="1,2", help="1: flat, 2: two hops, where nodes allow it (default: 1,2)")
     parser.add_argument(
-        "--calls", default="7", metavar="N", help="counted calls of each form; slow ones take fewer (default: 7)"
+        "--calls", default="100", metavar="N", help="most counted calls of a form at a size (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        default="2",
+        metavar="S",
+        help=f"time that these calls may take; {FEWEST_CALLS} are made in any case (default: %(default)s)",
     )
     parser.add_argument(
         "--link", metavar="RATE", help="the rate of each node's link, if known: adds the time the wire alone would take"
@@ -75,6 +84,12 @@ def read_options(args: argparse.Namespace) -> Options:
             raise PerfError(f"no collective is called {name!r} here; expected {', '.join(COLLECTIVES)}")
     if not args.calls.isdecimal() or int(args.calls) < 1:
         raise PerfError(f"--calls must be a whole number of at least 1, got {args.calls!r}")
+    try:
+        budget_s = float(args.seconds)
+    except ValueError:
+        budget_s = math.nan
+    if not 0 <= budget_s < math.inf:
+        raise PerfError(f"--seconds must be a time of 0 or more, got {args.seconds!r}")
     if args.device not in DEVICES:
         raise PerfError(f"--device must be {' or '.join(DEVICES)}, got {args.device!r}")
     hops = _listed("--hops", args.hops)
@@ -88,6 +103,7 @@ def read_options(args: argparse.Namespace) -> Options:
         sizes_bytes=read_sizes(args.sizes),
         hops=tuple(sorted({int(word) for word in hops})),
         calls=int(args.calls),
+        budget_s=budget_s,
         link=None if args.link is None else Link.parse(args.link),
         device=args.device,
         json=args.json,

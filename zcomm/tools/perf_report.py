@@ -13,7 +13,7 @@ import numpy as np
 from zcomm.collectives.choice import EARLIER
 from zcomm.plan import Plan
 from zcomm.tools.about import about, cpu_model, engine
-from zcomm.tools.perf_measure import FORM_BUDGET_S, WARM_UP_CALLS
+from zcomm.tools.perf_measure import WARM_UP_CALLS
 from zcomm.tools.perf_options import Options
 from zcomm.tools.perf_row import Row, Verdict, break_even_words, redop
 from zcomm.tools.perf_world import Launcher, World
@@ -77,6 +77,7 @@ class About:
             emulated_cluster=self.on_cluster,
             device=self.options.device,
             calls=self.options.calls,
+            budget_s=self.options.budget_s,
             sizes=f"bytes of the whole float32 tensor on one rank: {WHOLE_TENSOR}",
         )
 
@@ -93,7 +94,7 @@ class About:
             self._link(),
             f"size: bytes of the whole float32 tensor on one rank: {WHOLE_TENSOR}",
             "count: elements of an all_reduce's tensor, else of one rank's shard, as in nccl-tests",
-            f"time: median of {options.calls} calls (as many as fit {FORM_BUDGET_S:g} s), each on its slowest rank; "
+            f"time: median of {options.calls} calls (as many as fit {options.budget_s:g} s), each on its slowest rank; "
             f"forms take turns, after {WARM_UP_CALLS} calls that are not counted",
             f"algbw = size / time; busbw = algbw x (n-1)/n, of all_reduce x 2(n-1)/n; n = {n}",
             "#wrong: elements off by more than their bound; of bound: the largest error / bound of any element",
