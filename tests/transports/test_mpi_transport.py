@@ -259,6 +259,65 @@ def test_a_silent_peer_is_named_after_the_timeout(mpi_world):
     mpi_world.run(while_one_is_silent)
 
 
+def while_one_of_several_is_silent(silent: int) -> None:
+    from mpi4py import MPI
+
+    transport = transport_of(4)
+    if transport.rank == 0:
+        into = [transport.empty(100 + rank) for rank in range(4)]
+        exchange = transport.open([], [Parcel(rank, into[rank]) for rank in (1, 2, 3)], 3, 0.3)
+        exchange.start()
+        with pytest.raises(PeerTimeout, match=rf"nothing came from rank {silent} within 0\.3 s"):
+            exchange.wait()
+        assert [(memory == rank).all() for rank, memory in enumerate(into) if rank not in (0, silent)] == [True, True]
+    elif transport.rank != silent:
+        payload = np.full(100 + transport.rank, transport.rank, np.uint8)
+        exchange = transport.open([Parcel(0, payload)], [], 3, AMPLE_S)
+        exchange.start()
+        exchange.close()
+    MPI.COMM_WORLD.Barrier()
+    transport.close()
+
+
+@pytest.mark.parametrize("silent", [1, 2, 3])
+def test_of_several_peers_the_silent_one_is_named(mpi_world, silent):
+    mpi_world.run(while_one_of_several_is_silent, silent)
+
+
+def of_another_length_under_the_same_tag(n_sent: int, complaint: str) -> None:
+    from mpi4py import MPI
+
+    transport = transport_of(3)
+    if transport is None:
+        return
+    tag = transport.fold(7, 1000)
+    if transport.rank:
+        n_bytes = n_sent if transport.rank == 1 else 1000
+        transport.comm.Send([np.full(n_bytes, transport.rank, np.uint8), MPI.BYTE], 0, tag)
+    else:
+        into = [np.zeros(1000, np.uint8), np.zeros(1000, np.uint8)]
+        exchange = transport.open([], [Parcel(1, into[0]), Parcel(2, into[1])], 7, AMPLE_S)
+        exchange.start()
+        with pytest.raises(TransportError, match=complaint):
+            exchange.wait()
+        assert transport.under_way == {exchange}
+    transport.close()
+    assert not transport.under_way
+
+
+@pytest.mark.parametrize(
+    ("n_sent", "complaint"),
+    [
+        (0, "rank 1 sent 0 bytes where rank 0 expected 1000"),
+        (999, "rank 1 sent 999 bytes where rank 0 expected 1000"),
+        (1001, "nothing came from rank 1 as agreed: "),
+        (200_000, "nothing came from rank 1 as agreed: "),
+    ],
+)
+def test_a_length_that_its_tag_does_not_tell_apart_is_an_error_that_names_the_sender(mpi_world, n_sent, complaint):
+    mpi_world.run(of_another_length_under_the_same_tag, n_sent, complaint)
+
+
 def after_the_end(late_s: float) -> None:
     """A message that comes when its receiver has given up and closed touches no memory and no later transport."""
     from mpi4py import MPI

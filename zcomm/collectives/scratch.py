@@ -21,7 +21,8 @@ _KEPT_VIEWS = 64  # schedules whose parcels a slab remembers
 class Slab:
     """Memory for one call, and the slices of it that earlier calls of the same shape used."""
 
-    __slots__ = ("__weakref__", "_views", "address", "memory", "nbytes")
+    __slots__ = ("__weakref__", "_views", "address", "memory", "nbytes", "when_lost")
+    when_lost: weakref.finalize[[int], Slab]
 
     def __init__(self, transport: Transport, nbytes: int) -> None:
         self.memory = transport.empty(nbytes)
@@ -54,7 +55,8 @@ class ScratchPool:
         self._transport = transport
         self._cap_bytes = cap_bytes
         self._free: list[Slab] = []  # longest unused first
-        self._used: weakref.WeakSet[Slab] = weakref.WeakSet()  # those of failed calls are never given back
+        self._total_bytes = 0  # of all slabs, free or used
+        self._lost: collections.deque[int] = collections.deque()  # bytes of slabs never given back, to be taken off
         self._lock = threading.Lock()
 
     @property
@@ -64,44 +66,63 @@ class ScratchPool:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of slabs that calls have."""
-        return sum(slab.nbytes for slab in self._used)
+        """Bytes of slabs that calls have. A failed call's is never given back: it counts as long as it is there."""
+        with self._lock:
+            return self._total() - self.free_bytes
 
     def has_room(self, nbytes: int) -> bool:
         """Whether a slab of nbytes may be taken beside those in use; always, if none is."""
         with self._lock:
-            return not self._used or self.used_bytes + nbytes <= self._cap_bytes
+            used_bytes = self._total() - self.free_bytes
+            return not used_bytes or used_bytes + nbytes <= self._cap_bytes
 
     def take(self, nbytes: int) -> Slab:
         """A slab of at least nbytes: the smallest free one that fits, else a new one in place of the largest."""
         with self._lock:
             fitting = [slab for slab in self._free if slab.nbytes >= nbytes]
             if fitting:
-                chosen = min(fitting, key=lambda slab: slab.nbytes)
+                chosen = min(fitting, key=_size)
                 self._free.remove(chosen)
-                self._used.add(chosen)
                 return chosen
             if self._free:
-                self._free.remove(max(self._free, key=lambda slab: slab.nbytes))
+                self._drop(max(self._free, key=_size))
         slab = Slab(self._transport, nbytes)
+        slab.when_lost = weakref.finalize(slab, self._lost.append, slab.nbytes)
+        slab.when_lost.atexit = False
         with self._lock:
-            self._used.add(slab)
+            self._total_bytes += slab.nbytes
             self._shrink()
         return slab
 
     def give_back(self, slab: Slab) -> None:
         """Return a slab that nothing reads or writes any more."""
         with self._lock:
-            self._used.discard(slab)
             self._free.append(slab)
             self._shrink()
 
     def _shrink(self) -> None:
         """Free the longest unused slabs above the cap."""
-        while self._free and self.free_bytes + self.used_bytes > self._cap_bytes:
-            self._free.pop(0)
+        while self._free and self._total() > self._cap_bytes:
+            self._drop(self._free[0])
+
+    def _drop(self, slab: Slab) -> None:
+        """Free a slab that is not in use."""
+        self._free.remove(slab)
+        slab.when_lost.detach()
+        self._total_bytes -= slab.nbytes
+
+    def _total(self) -> int:
+        """Bytes of all slabs."""
+        while self._lost:
+            self._total_bytes -= self._lost.popleft()
+        return self._total_bytes
 
     def clear(self) -> None:
         """Free every slab that is not in use."""
         with self._lock:
-            self._free.clear()
+            while self._free:
+                self._drop(self._free[0])
+
+
+def _size(slab: Slab) -> int:
+    return slab.nbytes

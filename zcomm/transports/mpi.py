@@ -152,38 +152,37 @@ class MpiExchange:
         self._tag = tag
         self._timeout_s = timeout_s
         self._sends = _Messages("rank {} did not take its bytes")
-        self._receives = _Messages("nothing came from rank {}")
+        self._receives = receives = _Messages("nothing came from rank {}", receiver=transport.rank)
         transport.check_thread()
         transport.under_way.add(self)
         receive = transport.comm.Irecv
         for peer, payload, mark in incoming:
             for piece in transport.pieces(payload):
+                nbytes = piece.size
                 try:
-                    self._receives.add(
-                        peer, piece.size, receive([piece, MPI.BYTE], peer, transport.fold(tag, piece.size, mark))
-                    )
+                    request = receive([piece, MPI.BYTE], peer, transport.fold(tag, nbytes, mark))
                 except MPI.Exception as error:
                     raise TransportError(f"nothing can come from rank {peer}: {error}") from error
+                receives.under_way.append((request, peer, nbytes))
 
     def start(self) -> None:
         transport = self._transport
         transport.check_thread()
-        send = transport.comm.Isend
+        send, under_way = transport.comm.Isend, self._sends.under_way
         for peer, payload, mark in self._outgoing:
             transport.pace(peer, payload.size)
             for piece in transport.pieces(payload):
+                nbytes = piece.size
                 try:
-                    self._sends.add(
-                        peer, piece.size, send([piece, MPI.BYTE], peer, transport.fold(self._tag, piece.size, mark))
-                    )
+                    request = send([piece, MPI.BYTE], peer, transport.fold(self._tag, nbytes, mark))
                 except MPI.Exception as error:
                     raise TransportError(f"rank {peer} cannot be reached: {error}") from error
+                under_way.append((request, peer, nbytes))
             transport.wire_bytes_sent += payload.size
 
     def wait(self) -> None:
         self._transport.check_thread()
         self._receives.complete(self._timeout_s)
-        self._receives.check_sizes(self._transport.rank)
 
     def close(self) -> None:
         self._transport.check_thread()
@@ -193,73 +192,75 @@ class MpiExchange:
     def call_off(self) -> bool:
         """Cancel what has not arrived; whether MPI has let go of all memory."""
         self._receives.cancel()
-        return self._receives.test() and self._sends.test()
+        return self._receives.are_let_go() and self._sends.are_let_go()
 
 
 class _Messages:
-    """Requests of one direction, and whose they are."""
+    """Messages of one direction: their requests, whose they are, and how long."""
 
-    __slots__ = ("_complaint", "_nbytes", "_peers", "_requests", "_statuses")
+    __slots__ = ("_complaint", "_receiver", "_status", "under_way")
 
-    def __init__(self, complaint: str) -> None:
+    def __init__(
+        self,
+        complaint: str,
+        receiver: int | None = None,  # the rank that the messages are for, where they are received
+    ) -> None:
         self._complaint = complaint
-        self._peers: list[int] = []
-        self._nbytes: list[int] = []
-        self._requests: list[Any] = []
-        self._statuses: list[Any] = []
-
-    def add(self, peer: int, nbytes: int, request: Any) -> None:
-        self._peers.append(peer)
-        self._nbytes.append(nbytes)
-        self._requests.append(request)
-        self._statuses.append(MPI.Status())
+        self._receiver = receiver
+        self._status = None if receiver is None else MPI.Status()
+        self.under_way: list[tuple[Any, int, int]] = []  # request, peer, nbytes, as they were posted
 
     def complete(self, timeout_s: float) -> None:
         """Return when all are done. See [Note: waiting]."""
-        if self.test():
-            return
+        under_way, is_done = self.under_way, self._is_done
         for _ in range(YIELDS):
-            os.sched_yield()
-            if self.test():
+            while under_way and is_done(*under_way[-1]):  # the question about one moves all on
+                under_way.pop()
+            if not under_way:
                 return
+            os.sched_yield()
         give_up_at = time.monotonic() + timeout_s
         pause_s = SHORTEST_PAUSE_S
         while not self.test():
-            if time.monotonic() > give_up_at:
-                late = [p for p, request in zip(self._peers, self._requests, strict=True) if not request.Get_status()]
-                if late:  # the last may have come just now
-                    raise PeerTimeout(f"{self._complaint.format(late[0])} within {timeout_s} s")
+            if time.monotonic() > give_up_at and not self.test():  # the last may have come just now
+                raise PeerTimeout(f"{self._complaint.format(under_way[0][1])} within {timeout_s} s")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def test(self) -> bool:
         """Whether all are done."""
-        if not self._requests:
-            return True
-        try:
-            return bool(MPI.Request.Testall(self._requests, self._statuses))
-        except MPI.Exception as error:
-            failed = [
-                (peer, status.error)
-                for peer, status in zip(self._peers, self._statuses, strict=True)
-                if status.error not in (MPI.SUCCESS, MPI.ERR_PENDING)
-            ]
-            peer, code = failed[0] if failed else (self._peers[0], error.Get_error_code())
-            why = MPI.Get_error_string(code)
-            raise TransportError(f"{self._complaint.format(peer)} as agreed: {why}") from error
-
-    def check_sizes(self, rank: int) -> None:
-        """Raise TransportError if a message was shorter than its place; of a longer one MPI complains itself."""
-        for peer, nbytes, status in zip(self._peers, self._nbytes, self._statuses, strict=True):
-            came = status.Get_count(MPI.BYTE)
-            if came != nbytes:
-                raise TransportError(f"rank {peer} sent {came} bytes where rank {rank} expected {nbytes}")
+        self.under_way[:] = [message for message in self.under_way if not self._is_done(*message)]
+        return not self.under_way
 
     def cancel(self) -> None:
         """Call off those that have not begun."""
-        for request in self._requests:
+        for request, _, _ in self.under_way:
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
+
+    def are_let_go(self) -> bool:
+        """Whether MPI no longer needs the memory of any: they came, failed, or were called off."""
+        return all(_is_let_go(request) for request, _, _ in self.under_way)
+
+    def _is_done(self, request: Any, peer: int, nbytes: int) -> bool:
+        """Whether a message is done. Raises TransportError for one that failed, or was shorter than its place; of a
+        longer one MPI complains itself."""
+        status = self._status
+        try:
+            done: bool = request.Test(status)
+        except MPI.Exception as error:
+            why = MPI.Get_error_string(error.Get_error_code())
+            raise TransportError(f"{self._complaint.format(peer)} as agreed: {why}") from error
+        if done and status is not None and (came := status.Get_count(MPI.BYTE)) != nbytes:
+            raise TransportError(f"rank {peer} sent {came} bytes where rank {self._receiver} expected {nbytes}")
+        return done
+
+
+def _is_let_go(request: Any) -> bool:
+    try:
+        return bool(request.Test())
+    except MPI.Exception:  # of a message that failed, which the call that waited for it has told
+        return True
 
 
 def no_threads() -> str:
@@ -295,7 +296,7 @@ def _library() -> str:
 def _duplicate(comm: Any, group_name: str) -> Any:
     """A communicator of the same ranks for zcomm's messages alone, whose errors are exceptions."""
     coming = _Messages("not every rank came to make a zcomm communicator; rank {} waited")
-    coming.add(comm.Get_rank(), 0, comm.Ibarrier())
+    coming.under_way.append((comm.Ibarrier(), comm.Get_rank(), 0))
     try:
         coming.complete(DEFAULT_TIMEOUT_S)
     except TransportError as error:

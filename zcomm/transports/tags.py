@@ -8,6 +8,7 @@ later than others. Those cards travel with a tag that no communicator uses.
 from __future__ import annotations
 
 import threading
+from functools import lru_cache
 
 TAGS_PER_COMMUNICATOR = 1 << 24
 _LOW_TAGS = 1 << 10  # the first of a range's tags, for the cards of those who make a communicator
@@ -22,7 +23,12 @@ def tag_of(
 
     So a message of another length than is awaited is not taken for it: gloo would abort, Open MPI might crash.
     """
-    return tag ^ ((((nbytes >> 4) + mark) * 2654435761 >> 22) & 0x3FF)
+    return tag ^ _change(nbytes, mark)
+
+
+@lru_cache(maxsize=4096)
+def _change(nbytes: int, mark: int) -> int:
+    return (((nbytes >> 4) + mark) * 2654435761 >> 22) & 0x3FF
 
 
 class TagRanges:
