@@ -7,63 +7,13 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp2_models import build, gradients, mesh_of, train, units
 from language_model import ODD, Model, loss_of
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch_cases import TWO_BY_TWO
 
 import zcomm
-from zcomm.collectives.agreement import CARD_BYTES
-from zcomm.errors import BufferError
-from zcomm.topology import Topology
-
-_meshes: dict[str, object] = {}
-
-
-def mesh_of(kind: str):
-    """A device mesh of the four ranks, made once: "4" or "2x2"."""
-    if kind not in _meshes:
-        if kind == "4":
-            _meshes[kind] = init_device_mesh("cpu", (4,))
-        else:
-            _meshes[kind] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
-    return _meshes[kind]
-
-
-def build(mesh: str = "4", policy: MixedPrecisionPolicy | None = None, reshard: int | None = None) -> nn.Module:
-    torch.manual_seed(0)
-    model = Model()
-    options = {"mesh": mesh_of(mesh), "mp_policy": policy or MixedPrecisionPolicy()}
-    if reshard is not None:
-        options["reshard_after_forward"] = reshard
-    for block in model.blocks:
-        fully_shard(block, **options)
-    return fully_shard(model, **options)
-
-
-def gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: parameter.grad.full_tensor().float() for name, parameter in model.named_parameters()}
-
-
-def train(model: nn.Module, steps: int = 6) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, step)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean, dist.ReduceOp.AVG)
-        losses.append(mean.item())
-    return losses
-
-
-def units(model: nn.Module) -> list[FSDPModule]:
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
-
 
 # -- gradients --------------------------------------------------------------------------------------------------------
 
@@ -320,82 +270,6 @@ def check_mixed_dtypes() -> str:
 def test_a_buffer_of_mixed_dtypes_passes_through_and_is_counted(torch_world):
     for reason in torch_world.run(check_mixed_dtypes):
         assert "uint8" in reason
-
-
-def check_counts() -> None:
-    model = build()
-    handle = zcomm.fsdp2.compress(model, "int8", "int4", quiet=True)
-    train(model, 2)
-    stats = handle.stats()
-    assert stats["all_gather"].calls == 14  # each step: 4 forward, 3 backward (the root stays gathered)
-    assert stats["reduce_scatter"].calls == 8
-    counted = sum(each.wire_bytes for each in stats.values())
-    sent = sum(comm._transport.wire_bytes_sent for each in handle._all() for comm in each.communicators.values())
-    cards = 2 * 3 * CARD_BYTES * (1 + 2)  # two communicators, three peers; settings, and two kinds of call
-    assert counted == sent - cards
-    assert 3.5 < stats["all_gather"].compression_ratio < 4
-    handle.reset_stats()
-    assert sum(each.calls for each in handle.stats().values()) == 0
-
-
-def test_counts_are_those_of_the_transport(torch_world):
-    torch_world.run(check_counts)
-
-
-def check_removal() -> None:
-    model, plain = build(), build()
-    handle = zcomm.fsdp2.compress(model, "int2", "int2", quiet=True)
-    handle.remove()
-    loss_of(model, 0).backward()
-    loss_of(plain, 0).backward()
-    for a, b in zip(gradients(model).values(), gradients(plain).values(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_what_was_installed_can_be_removed(torch_world):
-    torch_world.run(check_removal)
-
-
-def check_replacement() -> None:
-    model, plain = build(), build()
-    first = zcomm.fsdp2.compress(model, "int2", "int2", prefetch=True, quiet=True)
-    loss_of(model, 0).backward()
-    model.zero_grad()
-    second = zcomm.fsdp2.compress(model, weights=None, gradients=None, quiet=True)
-    assert all(not unit._get_fsdp_state()._states_to_forward_prefetch for unit in units(model))
-    loss_of(model, 0).backward()
-    loss_of(plain, 0).backward()
-    for a, b in zip(gradients(model).values(), gradients(plain).values(), strict=True):
-        assert torch.equal(a, b)
-    assert second.stats() == {}
-    assert not any(each.communicators for each in first._all())
-
-
-def test_compressing_again_replaces_what_was_there(torch_world):
-    torch_world.run(check_replacement)
-
-
-def check_refusals() -> list[str]:
-    told = []
-    for call in (
-        lambda: zcomm.fsdp2.compress(Model()),
-        lambda: zcomm.fsdp2.compress(build(), weights="int9"),
-        lambda: zcomm.fsdp2.compress(build(), gradients="int1"),
-        lambda: zcomm.fsdp2.compress(build(), topology=Topology(nodes=3, ranks_per_node=2)),
-    ):
-        with pytest.raises((BufferError, ValueError)) as caught:
-            call()
-        told.append(str(caught.value))
-    return told
-
-
-def test_bad_settings_are_refused_when_set_not_in_backward(torch_world):
-    told = torch_world.run(check_refusals)
-
-    assert told.count(told[0]) == 4
-    assert "fully_shard" in told[0][0]
-    assert "int9" in told[0][1]
-    assert "6 ranks" in told[0][3]
 
 
 def check_nan() -> None:

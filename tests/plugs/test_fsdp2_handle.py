@@ -1,0 +1,89 @@
+"""zcomm.fsdp2.compress gives a handle: it counts, can be removed and replaced; bad settings are refused at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fsdp2_models import build, gradients, train, units
+from language_model import Model, loss_of
+
+import zcomm
+from zcomm.collectives.agreement import CARD_BYTES
+from zcomm.errors import BufferError
+from zcomm.topology import Topology
+
+
+def check_counts() -> None:
+    model = build()
+    handle = zcomm.fsdp2.compress(model, "int8", "int4", quiet=True)
+    train(model, 2)
+    stats = handle.stats()
+    assert stats["all_gather"].calls == 14  # each step: 4 forward, 3 backward (the root stays gathered)
+    assert stats["reduce_scatter"].calls == 8
+    counted = sum(each.wire_bytes for each in stats.values())
+    sent = sum(comm._transport.wire_bytes_sent for each in handle._all() for comm in each.communicators.values())
+    cards = 2 * 3 * CARD_BYTES * (1 + 2)  # two communicators, three peers; settings, and two kinds of call
+    assert counted == sent - cards
+    assert 3.5 < stats["all_gather"].compression_ratio < 4
+    handle.reset_stats()
+    assert sum(each.calls for each in handle.stats().values()) == 0
+
+
+def test_counts_are_those_of_the_transport(torch_world):
+    torch_world.run(check_counts)
+
+
+def check_removal() -> None:
+    model, plain = build(), build()
+    handle = zcomm.fsdp2.compress(model, "int2", "int2", quiet=True)
+    handle.remove()
+    loss_of(model, 0).backward()
+    loss_of(plain, 0).backward()
+    for a, b in zip(gradients(model).values(), gradients(plain).values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_was_installed_can_be_removed(torch_world):
+    torch_world.run(check_removal)
+
+
+def check_replacement() -> None:
+    model, plain = build(), build()
+    first = zcomm.fsdp2.compress(model, "int2", "int2", prefetch=True, quiet=True)
+    loss_of(model, 0).backward()
+    model.zero_grad()
+    second = zcomm.fsdp2.compress(model, weights=None, gradients=None, quiet=True)
+    assert all(not unit._get_fsdp_state()._states_to_forward_prefetch for unit in units(model))
+    loss_of(model, 0).backward()
+    loss_of(plain, 0).backward()
+    for a, b in zip(gradients(model).values(), gradients(plain).values(), strict=True):
+        assert torch.equal(a, b)
+    assert second.stats() == {}
+    assert not any(each.communicators for each in first._all())
+
+
+def test_compressing_again_replaces_what_was_there(torch_world):
+    torch_world.run(check_replacement)
+
+
+def check_refusals() -> list[str]:
+    told = []
+    for call in (
+        lambda: zcomm.fsdp2.compress(Model()),
+        lambda: zcomm.fsdp2.compress(build(), weights="int9"),
+        lambda: zcomm.fsdp2.compress(build(), gradients="int1"),
+        lambda: zcomm.fsdp2.compress(build(), topology=Topology(nodes=3, ranks_per_node=2)),
+    ):
+        with pytest.raises((BufferError, ValueError)) as caught:
+            call()
+        told.append(str(caught.value))
+    return told
+
+
+def test_bad_settings_are_refused_when_set_not_in_backward(torch_world):
+    told = torch_world.run(check_refusals)
+
+    assert told.count(told[0]) == 4
+    assert "fully_shard" in told[0][0]
+    assert "int9" in told[0][1]
+    assert "6 ranks" in told[0][3]
