@@ -20,6 +20,8 @@ from typing import Any
 
 FORMS = ("MPI fp32", "raw", "bf16", "int8", "int4")
 WARM_UP_CALLS = 2
+FEWEST_CALLS = 7  # of each form at each size; up to --calls, as long as all forms together take less than SIZE_BUDGET_S
+SIZE_BUDGET_S = 5.0
 
 
 def main() -> None:
@@ -28,7 +30,7 @@ def main() -> None:
     parser.add_argument("--links", default="100mbit,1gbit,none", help="rates as zcomm cluster takes them")
     parser.add_argument("--sizes", default="16777216", help="bytes of the float32 array, comma-separated (16 MiB)")
     parser.add_argument("--forms", default=",".join(FORMS), help="the library's own, and zcomm's by codec")
-    parser.add_argument("--calls", type=int, default=7, help="timed calls per row (default 7)")
+    parser.add_argument("--calls", type=int, default=100, help="most timed calls per row (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the rows here")
@@ -66,7 +68,7 @@ def drive(args: argparse.Namespace) -> None:
             wire_ms = row["node_tx_bytes"] * 8 / rate * 1e3 if rate else None
             rows.append({"link": link, **row, "wire_alone_ms": wire_ms})
     shape = f"{args.nodes} nodes x {args.ranks_per_node} ranks"
-    table = Table(title=f"Allreduce of float32, {shape}, {library}, median of {args.calls}")
+    table = Table(title=f"Allreduce of float32, {shape}, {library}, medians of {FEWEST_CALLS} to {args.calls}")
     for column in ("link", "size KiB", "form"):
         table.add_column(column)
     for column in ("ms", "wire alone ms", "MiB out of node 0", "max error", "x MPI fp32"):
@@ -113,7 +115,11 @@ def run_rank(args: argparse.Namespace) -> None:
         times: dict[str, list[float]] = {form: [] for form in forms}
         sent: dict[str, list[int]] = {form: [] for form in forms}
         errors: dict[str, float] = {}
+        begun = time.monotonic()
         for number in range(WARM_UP_CALLS + args.calls):
+            enough = number >= WARM_UP_CALLS + FEWEST_CALLS and time.monotonic() - begun > SIZE_BUDGET_S
+            if world.bcast(enough):
+                break
             for form, comm in forms.items():
                 world.Barrier()
                 before = node_counters().tx_bytes
@@ -132,6 +138,7 @@ def run_rank(args: argparse.Namespace) -> None:
             {
                 "nbytes": nbytes,
                 "form": form,
+                "calls": len(times[form]),
                 "time_ms": statistics.median(times[form]),
                 "time_min_ms": min(times[form]),
                 "time_max_ms": max(times[form]),
