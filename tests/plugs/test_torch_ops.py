@@ -7,11 +7,13 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.library import opcheck
 
 import zcomm
-from zcomm.errors import BufferError, GroupError, ReduceOpError
+from zcomm.errors import BufferError, CodecError, GroupError, ReduceOpError, UnsupportedError
 from zcomm.topology import Topology
 
 TWO_BY_TWO = Topology(nodes=2, ranks_per_node=2)
@@ -88,6 +90,37 @@ def check_refusals() -> None:
         zcomm.ops.all_reduce(torch.arange(6))
     with pytest.raises(GroupError, match="got a int"):
         zcomm.ops.all_reduce(torch.zeros(6), group=5)
+    with pytest.raises(GroupError, match="no group is named 'nobody'"):
+        zcomm.ops.all_gather(torch.zeros(6), group="nobody")
+    with pytest.raises(GroupError, match="2 dimensions"):
+        zcomm.ops.all_gather(torch.zeros(6), group=init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b")))
+    with pytest.raises(GroupError, match="is not in this group"):
+        zcomm.ops.all_gather(torch.zeros(6), group=dist.GroupMember.NON_GROUP_MEMBER)
+    for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, None, ["sum"]):
+        with pytest.raises(ReduceOpError, match="'sum' or 'avg'"):
+            zcomm.ops.all_reduce(torch.zeros(6), op)
+    for wrong in ({"codec": zcomm.codec("int8")}, {"codec": None}, {"grad_codec": 8}):
+        with pytest.raises(CodecError, match="a codec's spelling"):
+            zcomm.ops.reduce_scatter(torch.zeros(8), **wrong)
+    with pytest.raises(BufferError, match="got a ndarray"):
+        zcomm.ops.all_gather(torch.zeros(6).numpy())
+    with pytest.raises(BufferError, match=r"DTensor; pass the local tensor: \.to_local"):
+        zcomm.ops.all_reduce(distribute_tensor(torch.zeros(8), init_device_mesh("cpu", (4,)), [Replicate()]))
+
+
+def check_forward_mode() -> None:
+    x, tangent = own((20, 3)), own((20, 3))
+    for call in (zcomm.ops.all_gather, zcomm.ops.reduce_scatter, zcomm.ops.all_reduce):
+        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+            torch.func.jvp(call, (x,), (tangent,))
+        with forward_ad.dual_level():
+            with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+                call(forward_ad.make_dual(x, tangent) * 2)
+            assert torch.equal(call(x, codec="raw"), call(x, codec="raw"))  # no dual
+
+
+def test_forward_mode_is_refused_where_torch_would_give_no_tangent(torch_world):
+    torch_world.run(check_forward_mode)
 
 
 def test_bad_arguments_are_refused(torch_world):
@@ -194,6 +227,22 @@ def check_dynamic_shapes() -> None:
     for rows in (3, 5, 9):
         assert torch.equal(compiled(own((rows, 2))), 2 * torch.cat(everyones((rows, 2))))
     torch._dynamo.reset()
+
+
+def check_groups_in_a_graph() -> None:
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("all",))
+    for group in (dist.group.WORLD, dist.new_group([0, 1, 2, 3]), mesh, mesh["all"], None, dist.group.WORLD.group_name):
+
+        def summed(x: torch.Tensor, group=group) -> torch.Tensor:
+            return zcomm.ops.all_reduce(x * 2, group=group, codec="raw")
+
+        compiled = torch.compile(summed, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(own((30,))), summed(own((30,))))
+    torch._dynamo.reset()
+
+
+def test_any_form_of_group_can_stand_in_a_graph(torch_world):
+    torch_world.run(check_groups_in_a_graph)
 
 
 def test_dynamic_shapes(torch_world):

@@ -6,7 +6,7 @@ torch.ops.zcomm.all_gather, .reduce_scatter and .all_reduce take the group by it
 so that both can stand in a graph. The functions of this file have the same arguments as torch.distributed's
 functional collectives have, and resolve the group first. Rows are dimension 0. The gradient of a sum over ranks of
 losses: a gather's is a reduce-scatter (SUM), a reduce-scatter's a gather, an all-reduce's an all-reduce, each in
-`grad_codec`.
+`grad_codec`. Forward-mode differentiation, which torch would answer with no tangent, is refused.
 
 Each call is collective, and so is its backward: every rank must run the same graph.
 """
@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import forward_ad
 
 from zcomm.collectives.communicator import Communicator
-from zcomm.errors import BufferError, GroupError, ReduceOpError
+from zcomm.errors import BufferError, CodecError, GroupError, ReduceOpError, UnsupportedError
 from zcomm.plugs.torch_calls import communicator
 from zcomm.reduce_op import reduce_op
 
@@ -34,6 +35,7 @@ def all_gather(
     grad_codec: str | None = None,  # of the reduce-scatter in backward; None: as codec
 ) -> torch.Tensor:  # (size x rows, ...)
     """Every rank's shard, in rank order."""
+    _check(shard, codec, grad_codec)
     return torch.ops.zcomm.all_gather(shard, _name(group), codec, grad_codec)
 
 
@@ -46,6 +48,8 @@ def reduce_scatter(
     grad_codec: str | None = None,  # of the gather in backward; None: as codec
 ) -> torch.Tensor:  # (rows, ...)
     """This rank's rows of the sum or mean over ranks."""
+    _check(full, codec, grad_codec)
+    _check_op(op)
     return torch.ops.zcomm.reduce_scatter(full, op, _name(group), codec, grad_codec)
 
 
@@ -58,7 +62,22 @@ def all_reduce(
     grad_codec: str | None = None,  # of the all-reduce in backward; None: as codec
 ) -> torch.Tensor:  # x's shape
     """The sum or mean over ranks, bit-identical everywhere; x stays as it is."""
+    _check(x, codec, grad_codec)
+    _check_op(op)
     return torch.ops.zcomm.all_reduce(x, op, _name(group), codec, grad_codec)
+
+
+def _check(x: Any, codec: Any, grad_codec: Any) -> None:
+    """Refuse what an operator's schema would refuse without saying what to do, or take wrongly. Traced, as _name is."""
+    if not isinstance(x, torch.Tensor):
+        raise BufferError(f"got a {type(x).__name__}; expected a torch.Tensor")
+    if hasattr(x, "to_local"):
+        raise BufferError(f"got a {type(x).__name__}; pass the local tensor: .to_local()")
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+        raise UnsupportedError("zcomm.ops has no forward-mode derivative (jvp); use backward, or torch.func.vjp")
+    for each in (codec,) if grad_codec is None else (codec, grad_codec):
+        if not isinstance(each, str):
+            raise CodecError(f"an operator takes a codec's spelling, got {each!r}; pass str(codec)")
 
 
 def _name(group: Any) -> str:
@@ -67,11 +86,17 @@ def _name(group: Any) -> str:
         return group
     if group is None:
         group = dist.group.WORLD
-    elif hasattr(group, "get_group"):
-        group = group.get_group()
-    if not hasattr(group, "group_name"):
-        raise GroupError(f"got a {type(group).__name__}; expected a group's name, a ProcessGroup, a DeviceMesh or None")
-    return group.group_name
+        if group is None:
+            raise GroupError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
+    if isinstance(group, dist.ProcessGroup):  # a graph knows its name and little else of it
+        return group.group_name
+    if hasattr(group, "get_group"):
+        if group.ndim != 1:
+            raise GroupError(f"a DeviceMesh of {group.ndim} dimensions holds several groups; pass mesh[name]")
+        return group.get_group().group_name
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise GroupError(f"global rank {dist.get_rank()} is not in this group")
+    raise GroupError(f"got a {type(group).__name__}; expected a group's name, a ProcessGroup, a DeviceMesh or None")
 
 
 def _communicator(name: str, tensor: torch.Tensor) -> Communicator:
@@ -79,11 +104,14 @@ def _communicator(name: str, tensor: torch.Tensor) -> Communicator:
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(name)
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except RuntimeError as error:
+        raise GroupError(f"no group is named {name!r}; pass the group itself, or its group_name") from error
 
 
 def _check_op(op: str) -> None:
-    if op not in _MEANS:
+    if not isinstance(op, str) or op not in _MEANS:
         raise ReduceOpError(f"op is {op!r}; expected 'sum' or 'avg'")
 
 
