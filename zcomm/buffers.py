@@ -179,7 +179,14 @@ def _read_numpy(array: np.ndarray, role: str) -> Span:
             )
     if not array.flags.c_contiguous:
         array = array.copy(order="C")
-    return Span(array.__array_interface__["data"][0], array.size, dtype, "cpu", array)
+    return Span(_start(array, dtype), array.size, dtype, "cpu", array)
+
+
+def _start(array: Any, dtype: DType) -> int:
+    """Where a contiguous array starts. numpy takes five times as long to say it as ctypes, which takes no bfloat16."""
+    if array.flags.writeable and array.size and dtype is not DType.BFLOAT16:
+        return ctypes.addressof(ctypes.c_char.from_buffer(array))
+    return int(array.__array_interface__["data"][0])
 
 
 def _read_cuda_array(array: Any, role: str) -> Span:
