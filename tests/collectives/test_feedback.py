@@ -324,6 +324,12 @@ def test_what_no_state_dict_gave_is_refused_and_changes_nothing():
         {"a": {"calls": 1, "parts": [1]}},
         {"a": {"calls": 1, "parts": {"input": [[1.0], [1.0, 2.0]]}}},
         {"a": {"calls": 1, "parts": {"input": "x"}}},
+        {"a": {"calls": -1, "parts": {}}},
+        {"a": {"calls": True, "parts": {}}},
+        {7: {"calls": 1, "parts": {}}},
+        *({"a": {"calls": 1, "parts": {"input": np.ones(9, dtype)}}} for dtype in ("f2", "f8", "i4", "c8")),
+        {"a": {"calls": 1, "parts": {"input": np.array([0.5, np.nan, 1.0], np.float32)}}},
+        {"a": {"calls": 1, "parts": {"input": np.ones(3, np.float32), "sum 0": np.array([np.inf], np.float32)}}},
     ):
         with pytest.raises(BufferError, match="what state_dict"):
             feedback.load_state_dict(state)

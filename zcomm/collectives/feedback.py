@@ -109,6 +109,8 @@ class Feedback:
         try:
             residual.calls = index(saved["calls"])
             residual.parts = {name: _in_host_memory(part) for name, part in saved["parts"].items()}
+            if not isinstance(key, str) or isinstance(saved["calls"], bool) or residual.calls < 0:
+                raise ValueError(f"calls is {saved['calls']!r}, the key a {type(key).__name__}")
         except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
             raise BufferError(
                 f"the saved residual {key!r} cannot be read: {type(error).__name__} {error}; expected what "
@@ -364,8 +366,16 @@ class _Compensating:
 
 
 def _in_host_memory(part: Any) -> np.ndarray:
-    """A saved part, from where the next call takes it to where its tensor is."""
-    return np.array(part.detach().cpu() if is_torch(part) else part, np.float32).reshape(-1)
+    """A copy of a saved part, from where the next call takes it to where its tensor is.
+
+    Raises ValueError for another dtype, which has lost bits, and for a NaN or Inf, which no later call gets rid of.
+    """
+    copy = np.array(part.detach().cpu() if is_torch(part) else part).reshape(-1)
+    if copy.dtype != np.float32:
+        raise ValueError(f"a part is {copy.dtype}")
+    if not np.isfinite(copy).all():
+        raise ValueError("a part has elements that are not finite")
+    return copy
 
 
 def _address(array: Any) -> int:
