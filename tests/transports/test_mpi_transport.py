@@ -308,8 +308,8 @@ def of_another_length_under_the_same_tag(n_sent: int, complaint: str) -> None:
 @pytest.mark.parametrize(
     ("n_sent", "complaint"),
     [
-        (0, "rank 1 sent 0 bytes where rank 0 expected 1000"),
-        (999, "rank 1 sent 999 bytes where rank 0 expected 1000"),
+        (0, "rank 1 sent 0 bytes where 1000 were expected"),
+        (999, "rank 1 sent 999 bytes where 1000 were expected"),
         (1001, "nothing came from rank 1 as agreed: "),
         (200_000, "nothing came from rank 1 as agreed: "),
     ],

@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,6 +89,25 @@ class MpiTransport(HostMemory):
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         return MpiExchange(self, outgoing, incoming, tag, timeout_s)
 
+    def post(
+        self,
+        begin: Callable[..., Any],  # comm.Irecv or comm.Isend
+        parcels: Sequence[Parcel],
+        tag: int,
+        messages: _Messages,  # added to
+        complaint: str,
+    ) -> None:
+        """Begin a message for each parcel; for one larger than the largest message, several."""
+        for peer, payload, mark in parcels:
+            nbytes = payload.size
+            for piece in (payload,) if nbytes <= self.piece_bytes else self.pieces(payload):
+                nbytes = piece.size
+                try:
+                    request = begin([piece, MPI.BYTE], peer, self.fold(tag, nbytes, mark))
+                except MPI.Exception as error:
+                    raise TransportError(f"{complaint.format(peer)}: {error}") from error
+                messages.append((request, peer, nbytes))
+
     def fold(self, tag: int, nbytes: int, mark: int = 0) -> int:
         """The MPI tag of a message: that of its step, as far as MPI's largest tag (32767 at least) allows.
 
@@ -102,14 +121,16 @@ class MpiTransport(HostMemory):
 
     def pieces(self, payload: np.ndarray) -> list[np.ndarray]:
         """A parcel cut into messages; one for most. What a message holds never depends on the number of ranks."""
-        if payload.size <= self.piece_bytes:
-            return [payload]
-        return [payload[at : at + self.piece_bytes] for at in range(0, payload.size, self.piece_bytes)]
+        return [payload[at : at + self.piece_bytes] for at in range(0, payload.size or 1, self.piece_bytes)]
 
-    def pace(self, peer: int, nbytes: int) -> None:
-        """Where an emulated link is paced in user space, sleep as long as it would take."""
-        if self._pacer is not None:
-            self._pacer.charge(nbytes, self._world_ranks[peer])
+    def paced(self, parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:
+        """What may be sent together: all; one by one, each when its link has had the time, where one is paced here."""
+        if self._pacer is None:
+            yield parcels
+            return
+        for parcel in parcels:
+            self._pacer.charge(parcel.payload.size, self._world_ranks[parcel.peer])
+            yield (parcel,)
 
     def check_thread(self) -> None:
         """Raise TransportError where this MPI does not allow calls from this thread."""
@@ -137,7 +158,7 @@ class MpiExchange:
     """Receives posted at once, sends when the bytes are ready. Known to its transport until closed, so that memory
     outlives the messages that MPI may still deliver into it."""
 
-    __slots__ = ("_outgoing", "_receives", "_sends", "_tag", "_timeout_s", "_transport")
+    __slots__ = ("_coming", "_going", "_outgoing", "_tag", "_timeout_s", "_transport")
 
     def __init__(
         self,
@@ -151,109 +172,78 @@ class MpiExchange:
         self._outgoing = outgoing
         self._tag = tag
         self._timeout_s = timeout_s
-        self._sends = _Messages("rank {} did not take its bytes")
-        self._receives = receives = _Messages("nothing came from rank {}", receiver=transport.rank)
+        self._going: _Messages = []
+        self._coming: _Messages = []
         transport.check_thread()
         transport.under_way.add(self)
-        receive = transport.comm.Irecv
-        for peer, payload, mark in incoming:
-            for piece in transport.pieces(payload):
-                nbytes = piece.size
-                try:
-                    request = receive([piece, MPI.BYTE], peer, transport.fold(tag, nbytes, mark))
-                except MPI.Exception as error:
-                    raise TransportError(f"nothing can come from rank {peer}: {error}") from error
-                receives.under_way.append((request, peer, nbytes))
+        transport.post(transport.comm.Irecv, incoming, tag, self._coming, "nothing can come from rank {}")
 
     def start(self) -> None:
         transport = self._transport
         transport.check_thread()
-        send, under_way = transport.comm.Isend, self._sends.under_way
-        for peer, payload, mark in self._outgoing:
-            transport.pace(peer, payload.size)
-            for piece in transport.pieces(payload):
-                nbytes = piece.size
-                try:
-                    request = send([piece, MPI.BYTE], peer, transport.fold(self._tag, nbytes, mark))
-                except MPI.Exception as error:
-                    raise TransportError(f"rank {peer} cannot be reached: {error}") from error
-                under_way.append((request, peer, nbytes))
-            transport.wire_bytes_sent += payload.size
+        for parcels in transport.paced(self._outgoing):
+            transport.post(transport.comm.Isend, parcels, self._tag, self._going, "rank {} cannot be reached")
+        transport.wire_bytes_sent += sum([nbytes for _, _, nbytes in self._going])
 
     def wait(self) -> None:
         self._transport.check_thread()
-        self._receives.complete(self._timeout_s)
+        _complete(self._coming, MPI.Status(), self._timeout_s, "nothing came from rank {}")
 
     def close(self) -> None:
         self._transport.check_thread()
-        self._sends.complete(self._timeout_s)
+        _complete(self._going, None, self._timeout_s, "rank {} did not take its bytes")
         self._transport.under_way.discard(self)
 
     def call_off(self) -> bool:
         """Cancel what has not arrived; whether MPI has let go of all memory."""
-        self._receives.cancel()
-        return self._receives.are_let_go() and self._sends.are_let_go()
-
-
-class _Messages:
-    """Messages of one direction: their requests, whose they are, and how long."""
-
-    __slots__ = ("_complaint", "_receiver", "_status", "under_way")
-
-    def __init__(
-        self,
-        complaint: str,
-        receiver: int | None = None,  # the rank that the messages are for, where they are received
-    ) -> None:
-        self._complaint = complaint
-        self._receiver = receiver
-        self._status = None if receiver is None else MPI.Status()
-        self.under_way: list[tuple[Any, int, int]] = []  # request, peer, nbytes, as they were posted
-
-    def complete(self, timeout_s: float) -> None:
-        """Return when all are done. See [Note: waiting]."""
-        under_way, is_done = self.under_way, self._is_done
-        for _ in range(YIELDS):
-            while under_way and is_done(*under_way[-1]):  # the question about one moves all on
-                under_way.pop()
-            if not under_way:
-                return
-            os.sched_yield()
-        give_up_at = time.monotonic() + timeout_s
-        pause_s = SHORTEST_PAUSE_S
-        while not self.test():
-            if time.monotonic() > give_up_at and not self.test():  # the last may have come just now
-                raise PeerTimeout(f"{self._complaint.format(under_way[0][1])} within {timeout_s} s")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def test(self) -> bool:
-        """Whether all are done."""
-        self.under_way[:] = [message for message in self.under_way if not self._is_done(*message)]
-        return not self.under_way
-
-    def cancel(self) -> None:
-        """Call off those that have not begun."""
-        for request, _, _ in self.under_way:
+        for request, _, _ in self._coming:
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
+        return all(_is_let_go(request) for request, _, _ in (*self._coming, *self._going))
 
-    def are_let_go(self) -> bool:
-        """Whether MPI no longer needs the memory of any: they came, failed, or were called off."""
-        return all(_is_let_go(request) for request, _, _ in self.under_way)
 
-    def _is_done(self, request: Any, peer: int, nbytes: int) -> bool:
-        """Whether a message is done. Raises TransportError for one that failed, or was shorter than its place; of a
-        longer one MPI complains itself."""
-        status = self._status
-        try:
-            done: bool = request.Test(status)
-        except MPI.Exception as error:
-            why = MPI.Get_error_string(error.Get_error_code())
-            raise TransportError(f"{self._complaint.format(peer)} as agreed: {why}") from error
-        if done and status is not None and (came := status.Get_count(MPI.BYTE)) != nbytes:
-            raise TransportError(f"rank {peer} sent {came} bytes where rank {self._receiver} expected {nbytes}")
-        return done
+_Messages = list[tuple[Any, int, int]]  # under way in one direction: request, peer, nbytes, as they were posted
+
+
+def _complete(
+    messages: _Messages,  # emptied
+    status: Any,  # where messages come in, and their size is checked; None where they go out
+    timeout_s: float,
+    complaint: str,
+) -> None:
+    """Return when all are done. See [Note: waiting]."""
+    for _ in range(YIELDS):
+        while messages and _is_done(messages[-1], status, complaint):  # the question about one moves all on
+            messages.pop()
+        if not messages:
+            return
+        os.sched_yield()
+    give_up_at = time.monotonic() + timeout_s
+    pause_s = SHORTEST_PAUSE_S
+    while not _are_done(messages, status, complaint):
+        if time.monotonic() > give_up_at and not _are_done(messages, status, complaint):  # the last may just have come
+            raise PeerTimeout(f"{complaint.format(messages[0][1])} within {timeout_s} s")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _are_done(messages: _Messages, status: Any, complaint: str) -> bool:
+    messages[:] = [message for message in messages if not _is_done(message, status, complaint)]
+    return not messages
+
+
+def _is_done(message: tuple[Any, int, int], status: Any, complaint: str) -> bool:
+    """Whether a message is done. Raises TransportError for one that failed, or was shorter than its place; of a longer
+    one MPI complains itself."""
+    request, peer, nbytes = message
+    try:
+        done: bool = request.Test(status)
+    except MPI.Exception as error:
+        why = MPI.Get_error_string(error.Get_error_code())
+        raise TransportError(f"{complaint.format(peer)} as agreed: {why}") from error
+    if done and status is not None and (came := status.Get_count(MPI.BYTE)) != nbytes:
+        raise TransportError(f"rank {peer} sent {came} bytes where {nbytes} were expected")
+    return done
 
 
 def _is_let_go(request: Any) -> bool:
@@ -295,10 +285,9 @@ def _library() -> str:
 
 def _duplicate(comm: Any, group_name: str) -> Any:
     """A communicator of the same ranks for zcomm's messages alone, whose errors are exceptions."""
-    coming = _Messages("not every rank came to make a zcomm communicator; rank {} waited")
-    coming.under_way.append((comm.Ibarrier(), comm.Get_rank(), 0))
+    complaint = "not every rank came to make a zcomm communicator; rank {} waited"
     try:
-        coming.complete(DEFAULT_TIMEOUT_S)
+        _complete([(comm.Ibarrier(), comm.Get_rank(), 0)], None, DEFAULT_TIMEOUT_S, complaint)
     except TransportError as error:
         raise type(error)(f"{group_name}: {error}") from error
     own = comm.Dup()  # blocks no more: all ranks are here
