@@ -73,6 +73,8 @@ class ScratchPool:
     def has_room(self, nbytes: int) -> bool:
         """Whether a slab of nbytes may be taken beside those in use; always, if none is."""
         with self._lock:
+            if self._total() + nbytes <= self._cap_bytes:
+                return True
             used_bytes = self._total() - self.free_bytes
             return not used_bytes or used_bytes + nbytes <= self._cap_bytes
 
