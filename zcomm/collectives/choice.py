@@ -48,7 +48,8 @@ def is_one_exchange(
     """Whether a call is so short that every rank sends directly to every other, once: steps cost it more than bytes.
 
     An all-reduce sends all it has, size / 2 times the bytes, and adds what comes; that spares it up to three exchanges,
-    so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a quarter of that.
+    so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a quarter of that. The
+    default is what a link of a few hundred Mbit/s carries in the time of three exchanges, 0.75 ms over gloo.
     """
     nbytes = [codec.nbytes(count) for count in counts]
     if pattern is Pattern.ALL_REDUCE:
