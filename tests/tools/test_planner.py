@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -96,6 +98,28 @@ def test_the_plan_of_seven_billion_parameters(tmp_path, capsys):
     assert "Use zeropp" in out
 
 
+def test_where_coding_never_pays_the_json_has_no_infinity(tmp_path, capsys):
+    assert cli.main(plan("--link", "none", "--json", str(tmp_path / "plan.json"))) == 0
+
+    rows = json.loads((tmp_path / "plan.json").read_text(), parse_constant=pytest.fail)["rows"]
+    never = {row["recipe"] for row in rows if row["coding_never_pays"]}
+    assert never == {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("never")}
+    assert never == {"int8", "int8_int4", "zeropp"}
+    assert all(row["coding_gb_s"] is None for row in rows)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize(
+    ("path", "why"), [("/dev/full", "No space left on device"), ("/proc/plan.json", "No such file or directory")]
+)
+def test_a_file_that_cannot_be_written_after_all_is_named(path, why, capsys):
+    assert cli.main(plan("--link", "1gbit", "--json", path)) == 2
+
+    out, err = capsys.readouterr()
+    assert out.startswith("recipe")
+    assert re.fullmatch(rf"zcomm: --json {path} cannot be written: ({why}|permission denied)\n", err)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -124,6 +148,9 @@ def test_the_words_follow_the_numbers(words, said, capsys):
         (plan("--link", "1gbit", "--params", "5"), "--layers 32 are more than --params 5"),
         (plan("--link", "1gbit", "--json", "/no/such/x.json"), "written: the folder /no/such does not exist"),
         (plan("--link", "1gbit", "--json", "/"), "--json / is a folder"),
+        (plan("--link", "1gbit", "--json", "x" * 300), "x cannot be written: File name too long"),
+        (plan("--link", "1gbit", "--layers", "3000000"), "--layers is 3000000; expected 100,000 at most"),
+        (plan("--link", "1gbit", "--nodes", "9" * 5000), "expected 1,000,000 at most"),
         (plan("--link", "1gbit", "--compute", "-1"), "--compute is -1; expected a positive number"),
     ],
     ids=lambda value: " ".join(value[7:]) if isinstance(value, list) else "",

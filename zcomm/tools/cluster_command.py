@@ -6,7 +6,6 @@ The command line of cluster.py: what was asked for, whose output is shown and ho
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from zcomm.tools.cluster import (
 )
 from zcomm.tools.cluster_report import print_table
 from zcomm.tools.link import Link, parse_latency
-from zcomm.tools.output_file import why_not_writable
+from zcomm.tools.output_file import why_not_writable, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.quiet:
         print_table(result)
     if args.json is not None:
-        args.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
+        write_json(args.json, result.as_json())
     return result.exit_status
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import signal
 import sys
@@ -25,7 +24,7 @@ from zcomm.tools import cluster, demo_plot, demo_report
 from zcomm.tools.about import about
 from zcomm.tools.demo_plan import NO_NETWORK, Event, Launch, Measured, Model, Shape
 from zcomm.tools.link import Link
-from zcomm.tools.output_file import why_not_writable
+from zcomm.tools.output_file import why_not_writable, write_json, writing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,9 +115,10 @@ def run(args: argparse.Namespace) -> int:
         return 128 + signal.SIGINT
     show(report, console)
     if options.json:
-        options.json.write_text(json.dumps({"about": about_run(options), **report.as_json()}, indent=1) + "\n")
+        write_json(options.json, {"about": about_run(options), **report.as_json()})
     if options.plot:
-        demo_plot.draw(report, options.plot)
+        with writing("--plot", options.plot):
+            demo_plot.draw(report, options.plot)
     written = [str(path) for path in (options.json, options.plot) if path]
     wrote = f"; wrote {' and '.join(written)}" if written else ""
     console.print(f"[dim]took {time.monotonic() - started:.0f} s{wrote}[/dim]")

@@ -8,13 +8,13 @@ Every rank runs this program; rank 0 prints. What the columns mean: docs/benchma
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 
 from zcomm.errors import ZcommError
 from zcomm.tools import perf_options, perf_plot, perf_report
+from zcomm.tools.output_file import write_json, writing
 from zcomm.tools.perf_measure import Bench
 from zcomm.tools.perf_options import Options
 from zcomm.tools.perf_row import Row, judge
@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> int:
         launcher = find_launcher()
         world = join(launcher, options.device)
     except ZcommError:
-        if int(os.environ.get("RANK") or (launcher.rank if launcher else 0)):
+        rank = os.environ.get("RANK", "")
+        if int(rank) if rank.isdecimal() else launcher is not None and launcher.rank:
             time.sleep(FIRST_SPEAKS_S)
             return USAGE_ERROR
         raise
@@ -77,12 +78,13 @@ def write(options: Options, about: perf_report.About, rows: list[Row]) -> None:
     """The files asked for."""
     if options.json is not None:
         named = {"about": about.as_json(), "rows": [row.as_json(options.link) for row in rows]}
-        options.json.write_text(json.dumps(named, indent=1) + "\n")
+        write_json(options.json, named)
     if options.plot is not None:
         topology = about.topology
         link = "" if options.link is None else f", link {options.link}"
         title = f"{topology.size} ranks on {topology.nodes} node{'s' * (topology.nodes > 1)}{link}, {about.versions}"
-        perf_plot.draw(title, rows, options.plot)
+        with writing("--plot", options.plot):
+            perf_plot.draw(title, rows, options.plot)
 
 
 def say(first: bool, *lines: str) -> None:

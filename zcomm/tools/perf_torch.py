@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.errors import MissingExtra
+from zcomm.errors import GroupError, MissingExtra
 from zcomm.tools.perf_options import PerfError
 from zcomm.transports.pace import RATE_VARIABLE
 
@@ -27,7 +27,10 @@ class TorchWorld:
             if not torch.cuda.is_available():
                 raise PerfError("--device cuda needs a GPU that torch can use; torch.cuda.is_available() is False")
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group(self.library)
+        try:
+            dist.init_process_group(self.library)
+        except (ValueError, RuntimeError) as error:  # MASTER_ADDR and the like; a peer that never came
+            raise GroupError(f"torch cannot join the ranks: {str(error).splitlines()[0]}") from error
         self.versions = f"torch {torch.__version__} with {self.library}"
         # A link paced in user space does not slow torch's own collectives: no peers (low-bandwidth-cluster.md).
         self.own_dtypes: tuple[str, ...] = () if RATE_VARIABLE in os.environ else ("float32", "bfloat16")

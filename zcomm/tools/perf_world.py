@@ -18,6 +18,7 @@ HOW_TO_START = (
     "torchrun --nproc-per-node 4 --no-python zcomm perf all_reduce, "
     "mpiexec -n 4 zcomm perf all_reduce"
 )
+RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 class Launcher(NamedTuple):
@@ -85,15 +86,32 @@ def find_launcher(environment: Mapping[str, str] = os.environ) -> Launcher:
     inside = ", on an emulated cluster" if "ZCOMM_CLUSTER" in environment else ""
     rank = environment.get("RANK", "")
     if "TORCHELASTIC_RUN_ID" in environment:
-        return Launcher(f"torchrun{inside}", False, int(rank or 0))
+        return Launcher(f"torchrun{inside}", False, torch_rank(environment))
     found = mpi_launcher.launcher(environment)
     if found is not None and (found[1] > 1 or not rank):
-        names = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "SLURM_PROCID")
-        return Launcher(f"{found[0]}{inside}", True, next(int(environment[n]) for n in names if n in environment))
+        return Launcher(f"{found[0]}{inside}", True, mpi_rank(environment, found[0]))
     if rank and environment.get("WORLD_SIZE"):
         name = "zcomm cluster" if inside else "a launcher that sets RANK and WORLD_SIZE"
-        return Launcher(name, False, int(rank))
+        return Launcher(name, False, torch_rank(environment))
     raise PerfError(HOW_TO_START)
+
+
+def torch_rank(environment: Mapping[str, str]) -> int:
+    """By the variables that torch reads. Raises PerfError where it would wait for ranks that cannot exist."""
+    rank, size = environment.get("RANK", ""), environment.get("WORLD_SIZE", "")
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise PerfError(f"RANK={rank} and WORLD_SIZE={size} do not fit: expected a rank from 0 to below the size")
+    return int(rank)
+
+
+def mpi_rank(environment: Mapping[str, str], launcher: str) -> int:
+    """By the first of the variables that launchers of MPI set. Raises PerfError where none has it."""
+    ranks = (environment.get(name, "") for name in RANK_VARIABLES)
+    try:
+        return next(int(rank) for rank in ranks if rank.isdecimal())
+    except StopIteration:
+        expected = " or ".join(RANK_VARIABLES)
+        raise PerfError(f"{launcher} said no rank; expected a number in {expected}") from None
 
 
 def join(launcher: Launcher, device: str) -> World:

@@ -7,20 +7,22 @@ out, and coding appears as the speed from which it pays.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from zcomm.errors import ClusterError
 from zcomm.tools.about import about
 from zcomm.tools.cost import RECIPES, Moved, Nodes, Recipe, coded_bytes, memory_bytes, step, wire_s
 from zcomm.tools.link import read_rate
-from zcomm.tools.output_file import why_not_writable
+from zcomm.tools.output_file import why_not_writable, write_json
 
 BASELINES = ("fp32", "bf16", "bf16_two_hop")
 PAYS_FROM = 1.05  # times as fast
 MOST_PARAMS = 1e15
+MOST_NODES = MOST_GPUS = 1_000_000
+MOST_LAYERS = 100_000  # each is reckoned by itself
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,10 @@ class Row:
     slowest_step_s: float | None  # nothing overlaps; None: compute time is not known
     fastest_step_s: float | None  # all overlaps
     coding_gb_s: float | None  # float32 bytes per second from which coding pays; infinite: never; None: nothing coded
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, units in the keys. JSON has no infinity."""
+        return asdict(self) | {"coding_never_pays": self.coding_gb_s == math.inf}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plan; returns the exit status."""
     n_params = int(read_number("--params", args.params, MOST_PARAMS))
-    shape = Nodes(read_count("--nodes", args.nodes), read_count("--gpus-per-node", args.gpus_per_node))
-    n_layers = read_count("--layers", args.layers)
+    shape = Nodes(
+        read_count("--nodes", args.nodes, MOST_NODES), read_count("--gpus-per-node", args.gpus_per_node, MOST_GPUS)
+    )
+    n_layers = read_count("--layers", args.layers, MOST_LAYERS)
     if n_layers > n_params:
         raise ClusterError(f"--layers {n_layers} are more than --params {n_params}")
     compute_s = None if args.compute is None else read_number("--compute", args.compute, 1e9)
@@ -68,8 +76,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(table(rows)))
     print(verdict(rows, args.link))
     if args.json is not None:
-        found = {"about": about("zcomm"), "rows": [asdict(row) for row in rows]}
-        args.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(args.json, {"about": about("zcomm"), "rows": [row.as_json() for row in rows]})
     return 0
 
 
@@ -161,11 +168,14 @@ def verdict(rows: list[Row], link: str) -> str:
     )
 
 
-def read_count(option: str, text: str) -> int:
+def read_count(option: str, text: str, most: int) -> int:
     """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
+    digits = text.lstrip("0")
+    if not text.isdecimal() or not digits:
         raise ClusterError(f"{option} {text!r} is not a whole number of at least 1")
-    return int(text)
+    if len(digits) > len(str(most)) or int(digits) > most:
+        raise ClusterError(f"{option} is {text}; expected {most:,} at most")
+    return int(digits)
 
 
 def read_number(option: str, text: str, most: float) -> float:

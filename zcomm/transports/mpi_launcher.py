@@ -20,10 +20,10 @@ def launcher(environment: Mapping[str, str] = os.environ) -> tuple[str, int] | N
     """Who started this process, and how many there are at least; None where no launcher of MPI did."""
     for variable, name in LAUNCHERS.items():
         count = environment.get(variable, "")
-        if count.isdigit():
+        if count.isdecimal():
             return f"{name} ({variable}={count})", int(count)
     rank = environment.get("PMIX_RANK", "")
-    if rank.isdigit():  # PMIx tells the rank only
+    if rank.isdecimal():  # PMIx tells the rank only
         return f"a PMIx launcher (PMIX_RANK={rank})", int(rank) + 1
     return None
 
