@@ -30,6 +30,7 @@ from cuda_on_cpu import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pieces import check_pieces
 
 from zcomm.buffers import DType
 from zcomm.engines import cuda, cuda_kernels
@@ -158,8 +159,8 @@ def test_pieces_are_encoded_where_they_lie_and_decoded_where_they_belong(
 ) -> None:
     rng = np.random.default_rng(4)
     for dtype in DType:
-        cuda_checks.check_pieces(engine, codec(spec), [512, 1, 256, 128, 77, 1024], dtype, rng, offset)
-        cuda_checks.check_pieces(engine, codec(spec), rng.integers(1, 50, 70).tolist(), dtype, rng, offset)
+        check_pieces(engine, codec(spec), [512, 1, 256, 128, 77, 1024], dtype, rng, offset)
+        check_pieces(engine, codec(spec), rng.integers(1, 50, 70).tolist(), dtype, rng, offset)
 
 
 def test_pieces_of_whole_blocks_need_one_launch(library: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pieces import check_pieces
 
 from zcomm.buffers import DType
 from zcomm.engines import native
@@ -103,6 +104,13 @@ def test_native_encodes_and_decodes_to_the_references_bytes(kind: Codec) -> None
                 what = (engine.build, name, n, dtype, out, offset)
                 assert inputs.encode(engine, kind, x, dtype, offset, draw) == wire, what
                 assert inputs.decode(engine, kind, wire, n, out, offset) == y, what
+
+
+@pytest.mark.parametrize("kind", CODECS, ids=str)
+def test_native_takes_many_pieces_at_once(kind: Codec) -> None:
+    rng = np.random.default_rng(len(str(kind)))
+    for engine in BUILDS:
+        check_pieces(engine, kind, [512, 1, 0, 256, 77, 1031], DType(int(rng.integers(4))), rng, int(rng.integers(64)))
 
 
 @pytest.mark.parametrize("kind", CODECS, ids=str)

@@ -34,6 +34,10 @@ class Counting:
         self._counted["encoded"] += n_elems
         self._engine.encode(codec, source, n_elems, *rest)
 
+    def encode_pieces(self, codec, source, dtype, wire, pieces, *rest):
+        self._counted["encoded"] += sum(n_elems for _, n_elems, _ in pieces)
+        self._engine.encode_pieces(codec, source, dtype, wire, pieces, *rest)
+
     def reduce_encode(self, codec, wires, n_elems, *rest):
         self._counted["encoded"] += n_elems
         self._engine.reduce_encode(codec, wires, n_elems, *rest)

@@ -83,6 +83,37 @@ class NativeEngine:
         """Decode one chunk and narrow it to dtype (round to nearest, ties to even)."""
         self._decode(_record(codec), wire, n_elems, target, dtype)
 
+    def encode_pieces(
+        self,
+        codec: Codec,
+        source: int,  # address of elements of dtype
+        dtype: DType,
+        wire: int,  # address that the pieces' bytes are counted from, written
+        pieces: Sequence[tuple[int, int, int]],  # first element, n_elems, bytes behind wire
+        draw: Draw | None = None,  # the random bits; its first element is the one at source
+    ) -> None:
+        """Encode each piece as a chunk of its own."""
+        record, drawn, itemsize = _record(codec), _drawn(codec, draw), dtype.itemsize
+        for start, n_elems, offset in pieces:
+            if drawn is not None and draw is not None:
+                drawn.first = draw.first + start
+            if n_elems:
+                self._encode(record, source + start * itemsize, n_elems, dtype, wire + offset, drawn)
+
+    def decode_pieces(
+        self,
+        codec: Codec,
+        wire: int,  # address that the pieces' bytes are counted from
+        target: int,  # address of elements of dtype, written
+        dtype: DType,
+        pieces: Sequence[tuple[int, int, int]],  # first element, n_elems, bytes behind wire
+    ) -> None:
+        """Decode each piece, a chunk of its own."""
+        record, itemsize = _record(codec), dtype.itemsize
+        for start, n_elems, offset in pieces:
+            if n_elems:
+                self._decode(record, wire + offset, n_elems, target + start * itemsize, dtype)
+
     def reduce(
         self,
         codec: Codec,
