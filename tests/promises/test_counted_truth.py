@@ -11,7 +11,7 @@ from planted import assert_noticed, faults
 
 import zcomm
 from zcomm import Communicator, Plan, local
-from zcomm.collectives import conductor
+from zcomm.collectives import call
 from zcomm.collectives.agreement import CARD_BYTES
 from zcomm.collectives.run import Run
 from zcomm.collectives.schedule import Layout
@@ -83,7 +83,7 @@ def test_bytes_are_the_codec_s_summed_by_level_in_stats_and_on_the_wire(placemen
 
 
 def near_and_far_are_mixed_up(monkeypatch):
-    count = conductor._count
+    count = call._count
 
     def mixed(stats, settled):
         schedule = settled.schedule
@@ -96,7 +96,7 @@ def near_and_far_are_mixed_up(monkeypatch):
             ),
         )
 
-    monkeypatch.setattr(conductor, "_count", mixed)
+    monkeypatch.setattr(call, "_count", mixed)
 
 
 def padding_is_not_counted(monkeypatch):

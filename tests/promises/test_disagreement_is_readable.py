@@ -10,7 +10,7 @@ from planted import SHORT_S, assert_noticed, faults
 
 import zcomm
 from zcomm import Communicator, Plan, local
-from zcomm.collectives import conductor
+from zcomm.collectives import agreement, conductor, kind
 from zcomm.errors import MismatchError, TransportError
 
 ODD = 2
@@ -91,14 +91,14 @@ def calls_are_not_compared(monkeypatch):
 
 
 def operators_are_not_compared(monkeypatch):
-    compare = conductor.compare
+    compare = agreement.compare
     monkeypatch.setattr(
-        conductor, "compare", lambda cards, fields, where: compare(cards, tuple(f for f in fields if f != "op"), where)
+        agreement, "compare", lambda cards, fields, where: compare(cards, tuple(f for f in fields if f != "op"), where)
     )
 
 
 def the_first_rank_is_always_blamed(monkeypatch):
-    compare = conductor.compare
+    compare = agreement.compare
 
     def blame(cards, fields, where):
         try:
@@ -106,7 +106,7 @@ def the_first_rank_is_always_blamed(monkeypatch):
         except MismatchError as error:
             raise MismatchError(str(error).replace(f"rank {ODD}", "rank 0")) from None
 
-    monkeypatch.setattr(conductor, "compare", blame)
+    monkeypatch.setattr(agreement, "compare", blame)
 
 
 @faults(calls_are_not_compared, operators_are_not_compared, the_first_rank_is_always_blamed)
@@ -115,8 +115,6 @@ def test_a_product_that_breaks_it_is_found(fault, monkeypatch):
 
 
 def settings_are_not_compared(monkeypatch):
-    from zcomm.collectives import agreement
-
     monkeypatch.setattr(agreement, "compare", lambda *args: None)
 
 
@@ -126,7 +124,7 @@ def test_a_product_that_compares_no_settings_is_found(fault, monkeypatch):
 
 
 def calls_leave_no_trace_in_their_tags(monkeypatch):
-    monkeypatch.setattr(conductor, "_fingerprint", lambda *args: 0)
+    monkeypatch.setattr(kind, "fingerprint_of", lambda request: 0)
 
 
 @faults(calls_leave_no_trace_in_their_tags)

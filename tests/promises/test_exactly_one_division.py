@@ -8,7 +8,7 @@ import pytest
 from planted import assert_noticed, faults
 
 import zcomm
-from zcomm.collectives import conductor
+from zcomm.collectives import kind
 from zcomm.collectives.run import Run
 from zcomm.engines.engine import NO_FINISH
 from zcomm.errors import ReduceOpError
@@ -48,8 +48,8 @@ def test_a_mean_is_divided_once(placement):
 
 def averages_are_sums(monkeypatch):
     """What FSDP2 over gloo did, silently."""
-    finish = conductor._finish
-    monkeypatch.setattr(conductor, "_finish", lambda op, n: NO_FINISH if op and op.name == "AVG" else finish(op, n))
+    finish = kind.finish_of
+    monkeypatch.setattr(kind, "finish_of", lambda op, n: NO_FINISH if op and op.name == "AVG" else finish(op, n))
 
 
 def averages_are_divided_at_every_hop(monkeypatch):
@@ -63,13 +63,13 @@ def averages_are_divided_at_every_hop(monkeypatch):
 
 
 def a_mean_is_of_one_rank_less(monkeypatch):
-    finish = conductor._finish
-    monkeypatch.setattr(conductor, "_finish", lambda op, n: finish(op, n - 1))
+    finish = kind.finish_of
+    monkeypatch.setattr(kind, "finish_of", lambda op, n: finish(op, n - 1))
 
 
 def factors_are_forgotten(monkeypatch):
-    finish = conductor._finish
-    monkeypatch.setattr(conductor, "_finish", lambda op, n: finish(op, n)._replace(factor=1.0))
+    finish = kind.finish_of
+    monkeypatch.setattr(kind, "finish_of", lambda op, n: finish(op, n)._replace(factor=1.0))
 
 
 @faults(averages_are_sums, averages_are_divided_at_every_hop, a_mean_is_of_one_rank_less, factors_are_forgotten)

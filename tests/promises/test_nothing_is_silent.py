@@ -10,7 +10,7 @@ import torch
 from planted import assert_noticed, faults
 
 import zcomm
-from zcomm.collectives import arguments, conductor, settle
+from zcomm.collectives import arguments, call, settle
 from zcomm.collectives.choice import choose
 from zcomm.errors import BufferError
 
@@ -27,9 +27,9 @@ def check() -> None:
                 if stats.wire_bytes > 1000:
                     assert stats.compression_ratio > (1.9 if codec == "bf16" else 3), (name, codec)
         for elsewhere in (torch.ones(4, device="meta"),):
-            for call in (lambda x=elsewhere: comm.all_reduce(x), lambda x=elsewhere: comm.send(x, 1 - comm.rank)):
+            for use in (lambda x=elsewhere: comm.all_reduce(x), lambda x=elsewhere: comm.send(x, 1 - comm.rank)):
                 with pytest.raises(BufferError, match="copies nothing between devices"):
-                    call()
+                    use()
 
     forms.run("2", program, check="never")
 
@@ -67,8 +67,8 @@ def compression_is_skipped(monkeypatch):
 
 
 def reasons_are_not_counted(monkeypatch):
-    count = conductor._count
-    monkeypatch.setattr(conductor, "_count", lambda stats, settled: count(stats, settled._replace(uncompressed=None)))
+    count = call._count
+    monkeypatch.setattr(call, "_count", lambda stats, settled: count(stats, settled._replace(uncompressed=None)))
 
 
 def other_devices_are_read_as_if_they_were_this_one(monkeypatch):

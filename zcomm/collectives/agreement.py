@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zcomm.collectives.request import Request
 from zcomm.errors import GroupError, MismatchError
 from zcomm.plan import Plan
 from zcomm.topology import Topology, node_label
@@ -70,6 +71,35 @@ def agree_on_settings(
         )
     salt = zlib.crc32(cards[0].get("name", "").encode())
     return Agreement(topology or Topology.of_labels([card["node"] for card in cards]), first_tag, salt)
+
+
+def agree_on_call(
+    transport: Transport,
+    request: Request,
+    number: int,  # of the call
+    tag: int,
+    timeout_s: float | None,
+) -> None:
+    """Raise MismatchError, on every rank, unless all ranks are making this same call."""
+    counts = () if request.counts_differ else request.counts
+    equal = len(set(counts)) == 1
+    card = {
+        "call number": str(number),
+        "collective": request.name,
+        "count": str(counts[0] if equal else counts),
+        "dtype": request.source.dtype.spelling,
+        "codec": str(request.codec),
+        "op": str(request.operator),
+        "root": str(request.root),
+    }
+    fields = tuple(card)
+    if request.counts_differ:
+        card |= {"sends": json.dumps(request.counts), "receives": json.dumps(request.counts_in)}
+    cards = exchange(transport, card, tag, timeout_s)
+    where = f"call {number} of {transport.group_name}"
+    compare(cards, fields, where)
+    if request.counts_differ:
+        compare_splits(cards, where)
 
 
 def _spelled(setting: object) -> str:

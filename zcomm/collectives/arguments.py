@@ -152,6 +152,16 @@ def check_output(
         raise BufferError(f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype")
 
 
+def check_whole(
+    output: Span,
+    source: Span,
+    shards: Sequence[int],  # elements of each rank's
+) -> None:
+    """Raise BufferError unless output has as many elements as all shards, and source's dtype."""
+    n_elems = sum(shards)
+    check_output(output, source, n_elems, "" if output.n_elems == n_elems else sum_of(shards))
+
+
 def check_overlap(
     part: Span,
     whole: Span,

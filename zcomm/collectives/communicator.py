@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zcomm.buffers import Span
-from zcomm.collectives.arguments import Arguments, check_output, check_overlap, deliver, sum_of
+from zcomm.collectives.arguments import Arguments, check_output, check_overlap, check_whole, deliver
 from zcomm.collectives.conductor import Conductor
 from zcomm.collectives.feedback import Residual
 from zcomm.collectives.packing import Packed
@@ -94,7 +94,7 @@ class Communicator:
         """
         source, target = self._arguments.read(input, "input"), self._arguments.written(output, "output")
         shards = self._arguments.counts(counts, source.n_elems, "input")
-        check_output(target, source, sum(shards), sum_of(shards))
+        check_whole(target, source, shards)
         check_overlap(source, target, sum(shards[: self.rank]))
         copy_out, codecs = deliver(target, output), self._codecs(codec)
         request = Request("all_gather", Pattern.ALL_GATHER, source, target, copy_out, *codecs, shards)
@@ -141,7 +141,7 @@ class Communicator:
         source, target = self._arguments.read(input, "input"), self._arguments.written(output, "output")
         sends = self._arguments.parts(input_splits, source.n_elems, "input", "input_splits")
         receives = self._arguments.parts(output_splits, target.n_elems, "output", "output_splits")
-        check_output(target, source, sum(receives), sum_of(receives))
+        check_whole(target, source, receives)
         check_overlap(target, source, None)
         if sends[self.rank] != receives[self.rank]:
             raise BufferError(
@@ -205,7 +205,7 @@ class Communicator:
         if self.rank == dst:
             target = self._arguments.written(output, "output")
             copy_out, shards = deliver(target, output), self._arguments.counts(counts, source.n_elems, "input")
-            check_output(target, source, sum(shards), sum_of(shards))
+            check_whole(target, source, shards)
             check_overlap(source, target, sum(shards[: self.rank]))
         sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
         request = Request("gather", Pattern.DIRECT, source, target, copy_out, *codecs, sends, shards, root=dst)
@@ -261,7 +261,7 @@ class Communicator:
         packed = Packed(self._arguments.one_each(outputs, "outputs"), "outputs", written=True)
         source, target = self._arguments.read(input, "input"), self._arguments.read(packed.flat, "outputs")
         shards = self._arguments.counts(packed.counts, source.n_elems, "input")
-        check_output(target, source, sum(shards), sum_of(shards))
+        check_whole(target, source, shards)
         codecs = self._codecs(codec)
         request = Request("all_gather", Pattern.ALL_GATHER, source, target, packed.spread, *codecs, shards)
         return self._conductor.call(request, async_op)
@@ -309,7 +309,7 @@ class Communicator:
         packed = Packed(outputs, "outputs", written=True)
         source, target = self._arguments.read(tensor, "tensor"), self._arguments.read(packed.flat, "outputs")
         shards = self._arguments.counts(packed.counts, source.n_elems, "tensor")
-        check_output(target, source, sum(shards), sum_of(shards))
+        check_whole(target, source, shards)
         sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
         request = Request("gather", Pattern.DIRECT, source, target, packed.spread, *codecs, sends, shards, root=dst)
         return self._conductor.call(request, async_op)

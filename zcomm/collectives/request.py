@@ -26,7 +26,7 @@ class Request(NamedTuple):
     """A call of a collective."""
 
     name: str  # how people call it; its stats are kept under this name
-    pattern: Pattern
+    pattern: Pattern  # the same for all calls of this name
     source: Span
     target: Span
     deliver: Callable[[], None] | None  # from target to the caller's arrays, where they are not the same memory

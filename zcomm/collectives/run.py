@@ -81,10 +81,10 @@ class Run:
         bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
         self._exchanges: list[Exchange] = [
             transport.open(outgoing, incoming, tag, timeout_s)
-            for tag, (outgoing, incoming) in zip(tags[: len(bound)], bound, strict=True)
+            for (outgoing, incoming), tag in zip(bound, tags, strict=False)
         ]
         self._chunks = iter(schedule.chunks)
-        self._under_way: list[tuple[Iterator[Route], Route]] = []  # oldest first
+        self._under_way: list[tuple[Iterator[Route], Route]] = []  # newest first
         self._start_next_chunk()
 
     def complete(self) -> None:
@@ -94,16 +94,13 @@ class Run:
             older = self._under_way
             self._under_way = []
             self._start_next_chunk()
-            still: list[tuple[Iterator[Route], Route]] = []
-            for steps, route in reversed(older):
+            for steps, route in older:
                 started = perf_counter()
                 exchanges[route.number].wait()
                 self.wait_s += perf_counter() - started
                 following = next(steps, None)
                 if following is not None:
-                    still.append((steps, following))
-            still.reverse()
-            self._under_way = still + self._under_way
+                    self._under_way.append((steps, following))
         started = perf_counter()
         for exchange in exchanges:
             exchange.close()
@@ -122,29 +119,28 @@ class Run:
     def encode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
         """Encode elements of the caller's input into scratch."""
         started = perf_counter()
-        encode, base, (address, _, dtype, _, _) = self._engine.encode, self._slab.address, self._source
-        itemsize = dtype.itemsize
-        together = getattr(self._engine, "encode_pieces", None)  # on a GPU: one launch
+        base, (address, _, dtype, _, _) = self._slab.address, self._source
+        together = getattr(self._engine, "encode_pieces", None)
         if together is not None:
-            together(codec, address, dtype, base, pieces, self._draw(Hop.SENT, 0))
-            pieces = ()
-        for start, n_elems, wire in pieces:
-            if n_elems:
-                encode(codec, address + start * itemsize, n_elems, dtype, base + wire, self._draw(Hop.SENT, start))
+            together(codec, address, dtype, base, pieces, self._draw(codec, Hop.SENT, 0))
+        else:
+            for start, n_elems, wire in pieces:
+                if n_elems:
+                    source, draw = address + start * dtype.itemsize, self._draw(codec, Hop.SENT, start)
+                    self._engine.encode(codec, source, n_elems, dtype, base + wire, draw)
         self.codec_s += perf_counter() - started
 
     def decode(self, codec: Codec, pieces: Sequence[Piece]) -> None:
         """Decode scratch into elements of the caller's output."""
         started = perf_counter()
-        decode, base, (address, _, dtype, _, _) = self._engine.decode, self._slab.address, self._target
-        itemsize = dtype.itemsize
-        together = getattr(self._engine, "decode_pieces", None)  # on a GPU: one launch
+        base, (address, _, dtype, _, _) = self._slab.address, self._target
+        together = getattr(self._engine, "decode_pieces", None)
         if together is not None:
             together(codec, base, address, dtype, pieces)
-            pieces = ()
-        for start, n_elems, wire in pieces:
-            if n_elems:
-                decode(codec, base + wire, n_elems, address + start * itemsize, dtype)
+        else:
+            for start, n_elems, wire in pieces:
+                if n_elems:
+                    self._engine.decode(codec, base + wire, n_elems, address + start * dtype.itemsize, dtype)
         self.codec_s += perf_counter() - started
 
     def reduce(self, codec: Codec, sums: Sequence[Sum], finish: bool) -> None:
@@ -167,11 +163,12 @@ class Run:
         for wires, n_elems, _, wire_out, first, hop in sums:
             if n_elems:
                 contributions, out = [base + wire for wire in wires], base + wire_out
-                self._engine.reduce_encode(codec, contributions, n_elems, how, codec_out, out, self._draw(hop, first))
+                draw = self._draw(codec_out, hop, first)
+                self._engine.reduce_encode(codec, contributions, n_elems, how, codec_out, out, draw)
         self.codec_s += perf_counter() - started
 
-    def _draw(self, hop: Hop, first: int) -> Draw:
-        return Draw(self._seed | hop << HOP_SHIFT, self._call, first)
+    def _draw(self, codec: Codec, hop: Hop, first: int) -> Draw | None:
+        return Draw(self._seed | hop << HOP_SHIFT, self._call, first) if codec.by_chance else None
 
     def move(self, moves: Sequence[Move]) -> None:
         """Bring wire bytes from one place in scratch to another."""
