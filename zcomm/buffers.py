@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import sys
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -101,6 +102,12 @@ def copy_back(result: Any, array: Any) -> None:
         array[...] = result
 
 
+def tell_autograd(array: Any) -> None:
+    """Say that an array will be written: a backward that has saved a torch tensor's values raises, as after mul_()."""
+    if is_torch(array):
+        sys.modules["torch"].autograd.graph.increment_version(array)
+
+
 def copy_memory(source: Span, target: Span) -> None:
     """Copy source's elements to target, which has as many of the same dtype; on a GPU in its current stream's order."""
     if source.address == target.address:
@@ -143,6 +150,8 @@ def _reader(array: Any, role: str) -> Any:
         )
     if hasattr(array, "to_local"):
         raise BufferError(f"{role} is a {kind.__name__}; pass the local tensor: .to_local()")
+    if hasattr(array, "trigger_wait"):  # of torch's functional collectives
+        raise BufferError(f"{role} is a {kind.__name__}, which may be under way; pass the plain tensor: .wait()")
     if hasattr(array, "data_ptr"):
         raise BufferError(
             f"{role} is a {kind.__name__}, a subclass of torch.Tensor whose bytes may mean something else; "
@@ -157,6 +166,8 @@ def _read_torch(tensor: Any, role: str) -> Span:
         dtype = _TORCH_DTYPES[tensor.dtype] = _dtype_named(str(tensor.dtype).removeprefix("torch."), role)
     if str(tensor.layout) != "torch.strided":
         raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
+    if tensor.is_nested:
+        raise BufferError(f"{role} is a nested tensor, whose rows differ in size; pass a list: .unbind()")
     device = tensor.device
     if not tensor.is_contiguous() or tensor.is_neg():  # a view may hold the sign as a flag
         tensor = tensor.detach().resolve_neg().contiguous()

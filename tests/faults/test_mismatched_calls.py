@@ -266,6 +266,16 @@ def test_topologies_that_differ_are_named():
         local.run(4, main)
 
 
+def test_bytes_that_are_no_card_are_a_mismatch(monkeypatch):
+    def program(transport):
+        with pytest.raises(MismatchError, match="is no card of zcomm"):
+            Communicator(transport)
+
+    for nonsense in ("\u00d7", "[", ""):
+        monkeypatch.setattr(agreement.json, "dumps", lambda card, nonsense=nonsense: nonsense)
+        local.run(2, program)
+
+
 def test_versions_that_differ_are_named(monkeypatch):
     exchange = agreement.exchange
 

@@ -198,6 +198,8 @@ def check_other_calls() -> None:
     zcomm.all_to_all_single(ours, xs[rank].view(4, 3), codec="raw")
     dist.all_to_all_single(theirs, xs[rank].view(4, 3))
     assert torch.equal(ours, theirs)
+    zcomm.all_to_all_single(ours, 2 * xs[rank].view(4, 3), [], [], codec="raw")  # to torch no splits are equal ones
+    assert torch.equal(ours, 2 * theirs)
     receives = [rank] * 4  # rank r receives r rows from everybody
     uneven = torch.arange(6 * 3, dtype=torch.float32).view(6, 3) + 100 * rank
     ours, theirs = torch.empty(4 * rank, 3), torch.empty(4 * rank, 3)

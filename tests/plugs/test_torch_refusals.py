@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch_cases import group_of
 
 import zcomm
@@ -56,6 +57,10 @@ def check_refusals() -> list[str]:
         (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, 10, 10)),
         (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, [10.0] * 4, [10.0] * 4)),
         (BufferError, lambda: zcomm.all_to_all_single(torch.empty(40), full, "abcd", "abcd")),
+        (
+            BufferError,
+            lambda: zcomm.all_to_all_single(torch.empty(0, 5), torch.empty(0, 5), [1, 0, 0, 0], [1, 0, 0, 0]),
+        ),
         (BufferError, lambda: zcomm.all_to_all_single(None, full, [10] * 4, [10] * 4)),
         (BufferError, lambda: zcomm.gather(part, torch.empty(4, 10), dist.get_rank())),
         (BufferError, lambda: zcomm.scatter(part, torch.empty(4, 10), dist.get_rank())),
@@ -128,6 +133,7 @@ def test_a_world_of_one_under_a_launcher_of_two_is_noticed():
     assert "launcher started 2" in done.stdout, done.stderr
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_views_that_are_not_their_memory_are_read_right_or_refused():
     base = torch.arange(6.0)
     for x, wanted in [
@@ -142,6 +148,13 @@ def test_views_that_are_not_their_memory_are_read_right_or_refused():
     for bad in (freed, torch._to_functional_tensor(torch.ones(4)), torch.ones(4, 4).to_sparse_csr()):
         with pytest.raises(BufferError):
             zcomm.local.run(1, _gather_view, bad)
+    ragged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(4)], layout=torch.jagged)
+    for bad in (ragged, ragged.transpose(1, 2), jagged):
+        with pytest.raises(BufferError, match=r"nested tensor|a NestedTensor"):
+            zcomm.local.run(1, _gather_view, bad)
+    with pytest.raises(BufferError, match=r"may be under way; pass the plain tensor: \.wait"):
+        zcomm.local.run(1, _gather_view, AsyncCollectiveTensor(torch.ones(4)))
 
 
 def _gather_view(transport, x):

@@ -119,7 +119,17 @@ def exchange(
     }
     payload = np.frombuffer(json.dumps(short).encode().ljust(CARD_BYTES), np.uint8)
     rows = swap(transport, payload, range(transport.size), tag, timeout_s)
-    return [json.loads(row.tobytes()) for row in rows]
+    return [_card(row.tobytes(), rank, transport) for rank, row in enumerate(rows)]
+
+
+def _card(payload: bytes, rank: int, transport: Transport) -> Card:
+    try:
+        return json.loads(payload)
+    except ValueError as error:
+        raise MismatchError(
+            f"{transport.group_name}: what came from rank {rank} is no card of zcomm; run one version on all ranks "
+            'over a backend that moves bytes, unlike torch\'s "fake" one'
+        ) from error
 
 
 def swap(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import Span, copy_back, overlap, span_of
+from zcomm.buffers import Span, copy_back, overlap, span_of, tell_autograd
 from zcomm.errors import BufferError, GroupError
 from zcomm.transports.transport import Transport
 
@@ -30,6 +30,7 @@ class Arguments:
         """An output as flat memory. Where it is strided, `deliver` copies the result back."""
         span = flattened(array, role, self._device)
         check_writable(array, role)
+        tell_autograd(array)
         return span
 
     def one_each(self, arrays: Sequence[Any], role: str) -> Sequence[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import DType, overlap, span_of
+from zcomm.buffers import DType, overlap, span_of, tell_autograd
 from zcomm.collectives.arguments import check_writable
 from zcomm.errors import BufferError
 from zcomm.streams import cupy, is_torch
@@ -40,6 +40,8 @@ class Packed:
             places = sorted((span for span in spans if span.n_elems), key=lambda span: span.address)
             if any(overlap(one, other) for one, other in pairwise(places)):
                 raise BufferError(f"two of {role} share memory; expected separate ones to write to")
+            for array in arrays:
+                tell_autograd(array)
         self._arrays = tuple(arrays)  # the caller may reuse the list before the call is complete
         self.counts = tuple(span.n_elems for span in spans)
         self.flat = _empty(arrays[0], sum(self.counts), _common([span.dtype for span in spans]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from math import prod
 from operator import index
 from typing import Any
 
@@ -320,11 +321,13 @@ reduce_scatter_tensor = reduce_scatter_single
 
 
 def _in_elements(tensor: torch.Tensor, rows: list[int] | None, called: str) -> list[int] | None:
-    """torch counts splits in rows of the first dimension."""
+    """torch counts splits in rows of the first dimension; an empty list means equal ones, as None does."""
     if rows is None or not isinstance(tensor, torch.Tensor):  # what is no tensor, the communicator refuses by name
         return rows
+    if isinstance(rows, list | tuple) and not rows:
+        return None
     try:
-        row = tensor[:1].numel() if tensor.dim() > 1 else 1
+        row = prod(tensor.shape[1:])
         return [index(n_rows) * row for n_rows in rows]
     except TypeError as error:
         raise BufferError(f"{called} must be whole numbers of rows, one for each rank, got {rows!r}") from error
