@@ -14,6 +14,7 @@ import torch.distributed as dist
 from language_model import loss_of
 from test_fsdp1 import Vector, build, gradients, train, wrapped
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 import zcomm
@@ -141,3 +142,19 @@ def check_stale_and_refused() -> None:
 
 def test_residuals_of_another_size_are_dropped_and_what_cannot_work_is_refused(torch_world):
     torch_world.run(check_stale_and_refused)
+
+
+def check_names() -> None:
+    inner = (
+        wrapped(nn.Linear(3, 3)),
+        torch.compile(wrapped(nn.Linear(3, 3))),
+        checkpoint_wrapper(wrapped(nn.Linear(3, 3))),
+    )
+    model = wrapped(nn.Sequential(*inner, nn.Linear(3, 3)))
+    zcomm.fsdp1.compress(model, "int4", feedback=True)
+    names = [unit._comm_hook_state.name for unit in FullyShardedDataParallel.fsdp_modules(model)]
+    assert names == ["root", "0", "1", "2"]
+
+
+def test_a_unit_is_named_as_in_the_model_whatever_wraps_it(torch_world):
+    torch_world.run(check_names)

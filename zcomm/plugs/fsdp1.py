@@ -29,7 +29,7 @@ from zcomm.reduce_op import AVG
 from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 
-_WRAPPERS = ("", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPERS = ("", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")  # the last is torch.compile's
 _HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
