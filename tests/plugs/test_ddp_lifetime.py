@@ -17,7 +17,7 @@ from torch_cases import group_of
 
 import zcomm
 from zcomm.collectives.feedback import Turn
-from zcomm.errors import BufferError, GroupError, PlanError, TopologyError, UnsupportedError
+from zcomm.errors import BufferError, CodecError, GroupError, PlanError, TopologyError, UnsupportedError
 from zcomm.topology import Topology
 
 
@@ -84,6 +84,9 @@ def check_errors() -> None:
         zcomm.ddp.State("int8", topology=Topology(nodes=3, ranks_per_node=2))
     with pytest.raises(TopologyError, match="'2x2'"):
         zcomm.ddp.State("int8", topology="2x2")
+    for nothing in ("", 0, False, []):
+        with pytest.raises(CodecError):
+            zcomm.ddp.State(nothing)
     with pytest.raises(PlanError, match=r"State\('int4'\)"):
         zcomm.ddp.State(plan="int4")
     with pytest.raises(BufferError, match="feedback"):

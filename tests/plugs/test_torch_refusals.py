@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import threading
 from datetime import timedelta
 
 import pytest
@@ -189,6 +190,20 @@ def test_operators_that_are_not_are_refused():
     ):
         with pytest.raises(ReduceOpError):
             make()
+
+
+def test_a_work_is_waited_for_by_every_name_that_torch_has_for_it():
+    for wait in (TorchWork.wait, TorchWork.synchronize, TorchWork.block_current_stream):
+        end = threading.Event()
+        work = Work(lambda end=end: end.wait() and None)
+        thread = threading.Thread(target=work.run)
+        thread.start()
+        threading.Timer(0.05, end.set).start()
+
+        wait(TorchWork(work, torch.ones(1)))
+
+        assert end.is_set()
+        thread.join()
 
 
 def test_a_work_waits_no_longer_than_it_is_told():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from impatience import shorten
@@ -120,3 +122,22 @@ def test_a_refused_communicator_leaves_the_others_as_they_are():
         return summed(comm)
 
     assert local.run(2, program) == [3.0, 3.0]
+
+
+def test_a_communicator_may_be_collected_while_another_is_given_its_range():
+    """Python collects garbage wherever it is, also where the lock is held; the same thread must not wait for itself."""
+    ranges = TagRanges(4)
+    first, second = ranges.take(), ranges.take()
+    assert (first, second) == (0, TAGS_PER_COMMUNICATOR)
+
+    class Elsewhere(int):
+        def __ror__(self, taken):
+            ranges.give_back(first)
+            return taken | int(self)
+
+    thread = threading.Thread(target=ranges.take, args=(Elsewhere(0),), daemon=True)
+    thread.start()
+    thread.join(10)
+
+    assert not thread.is_alive()
+    assert ranges.taken() == 0b110

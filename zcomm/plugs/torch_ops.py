@@ -190,12 +190,12 @@ def _keep_reduction(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> 
 
 
 def _gather_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad_codec = ctx.grad_codec or ctx.codec
+    grad_codec = ctx.codec if ctx.grad_codec is None else ctx.grad_codec
     return torch.ops.zcomm.reduce_scatter(grad, "sum", ctx.group, grad_codec, ctx.codec), None, None, None
 
 
 def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad_codec = ctx.grad_codec or ctx.codec
+    grad_codec = ctx.codec if ctx.grad_codec is None else ctx.grad_codec
     gathered = torch.ops.zcomm.all_gather(grad, ctx.group, grad_codec, ctx.codec)
     if _MEANS[ctx.op]:
         gathered = gathered / _group(ctx.group).size()
@@ -203,7 +203,7 @@ def _scatter_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None
 
 
 def _all_reduce_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-    grad_codec = ctx.grad_codec or ctx.codec
+    grad_codec = ctx.codec if ctx.grad_codec is None else ctx.grad_codec
     return torch.ops.zcomm.all_reduce(grad, ctx.op, ctx.group, grad_codec, ctx.codec), None, None, None, None
 
 

@@ -33,6 +33,14 @@ class TorchWork(dist.Work):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         return self._work.wait(seconds or None)  # torch passes zero for no timeout
 
+    def synchronize(self) -> None:
+        """wait() by another name: torch's own, of a work that torch does not know, would return at once."""
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        """wait() too: on a GPU the current stream waits, on a CPU the host."""
+        self.wait()
+
     def is_completed(self) -> bool:
         """Whether wait would return or raise at once."""
         return self._work.is_completed()

@@ -11,6 +11,7 @@ import threading
 from functools import lru_cache
 
 TAGS_PER_COMMUNICATOR = 1 << 24
+TAG_RANGES = 512  # of a transport whose tags are its own, and have no end
 _LOW_TAGS = 1 << 10  # the first of a range's tags, for the cards of those who make a communicator
 
 
@@ -46,7 +47,7 @@ class TagRanges:
         self._taken = 0  # bit i: range i
         self._meetings = 0
         self.frozen = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a communicator may be collected, and give back, while this thread holds it
 
     def meeting(self) -> int:
         """The tag for cards of the next communicator; alike on ranks that have made as many."""
