@@ -42,8 +42,10 @@ class HookState:
             raise PlanError(f"plan must be a zcomm.Plan or None, got {plan!r}; a codec goes first: State({plan!r})")
         if topology is not None and not isinstance(topology, Topology):
             raise TopologyError(f"topology must be a zcomm.Topology or None, got {topology!r}")
-        codec = "int8" if codec is None and plan is None else codec
-        self.plan = plan_of(codec) if plan is None else plan if codec is None else replace(plan, codec=codec)
+        if plan is None:
+            self.plan = plan_of("int8" if codec is None else codec)
+        else:
+            self.plan = plan if codec is None else replace(plan, codec=codec)
         self.topology = topology
         if not isinstance(feedback, bool | Feedback):
             raise BufferError(f"feedback must be True, False or a zcomm.Feedback, got {feedback!r}")
