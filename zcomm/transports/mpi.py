@@ -14,7 +14,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from zcomm.errors import GroupError, MissingExtra, PeerTimeout, TransportError
 from zcomm.transports.memory import HostMemory
 from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.pace import Pacer
-from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, tag_of
+from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, change_of
 from zcomm.transports.transport import Parcel
 
 try:
@@ -114,7 +114,7 @@ class MpiTransport(HostMemory):
         Communicators are cut off first, then the low bits: they only tell apart calls that should have been equal. The
         steps of a communicator, 14 bits, always stay distinct.
         """
-        tag = tag_of(tag, nbytes, mark)
+        tag ^= change_of(nbytes, mark)
         if self.tag_bits >= TAG_BITS:
             return tag & ((1 << self.tag_bits) - 1)
         return (tag & (TAGS_PER_COMMUNICATOR - 1)) >> (TAG_BITS - self.tag_bits)
@@ -123,14 +123,14 @@ class MpiTransport(HostMemory):
         """A parcel cut into messages; one for most. What a message holds never depends on the number of ranks."""
         return [payload[at : at + self.piece_bytes] for at in range(0, payload.size or 1, self.piece_bytes)]
 
-    def paced(self, parcels: Sequence[Parcel]) -> Iterator[Sequence[Parcel]]:
+    def paced(self, parcels: Sequence[Parcel]) -> Iterable[Sequence[Parcel]]:
         """What may be sent together: all; one by one, each when its link has had the time, where one is paced here."""
-        if self._pacer is None:
-            yield parcels
-            return
-        for parcel in parcels:
+        return (parcels,) if self._pacer is None else map(self._pace, parcels)
+
+    def _pace(self, parcel: Parcel) -> Sequence[Parcel]:
+        if self._pacer is not None:
             self._pacer.charge(parcel.payload.size, self._world_ranks[parcel.peer])
-            yield (parcel,)
+        return (parcel,)
 
     def check_thread(self) -> None:
         """Raise TransportError where this MPI does not allow calls from this thread."""

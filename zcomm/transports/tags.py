@@ -24,11 +24,12 @@ def tag_of(
 
     So a message of another length than is awaited is not taken for it: gloo would abort, Open MPI might crash.
     """
-    return tag ^ _change(nbytes, mark)
+    return tag ^ change_of(nbytes, mark)
 
 
 @lru_cache(maxsize=4096)
-def _change(nbytes: int, mark: int) -> int:
+def change_of(nbytes: int, mark: int) -> int:
+    """What a message's length and mark change of its step's tag."""
     return (((nbytes >> 4) + mark) * 2654435761 >> 22) & 0x3FF
 
 
