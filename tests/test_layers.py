@@ -21,7 +21,7 @@ SEES = {
     "buffers": {"errors", "streams"},
     "topology": {"errors"},
     "reduce_op": {"errors"},
-    "work": {"errors", "graphs"},
+    "work": {"errors", "graphs", "streams"},
     "wire": {"errors", "buffers"},
     "plan": {"errors", "wire"},
     "engines": {"errors", "streams", "buffers", "wire"},

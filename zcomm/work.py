@@ -16,28 +16,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 from zcomm.errors import GroupError, PeerTimeout, PlanError
 from zcomm.graphs import outside_graphs
+from zcomm.streams import Gate
 
 EXIT_GRACE_S = 10.0  # that the end of the program waits for works in flight
-
-
-class Gate(Protocol):
-    """The end of a call that a GPU may still be busy with (streams.py)."""
-
-    def lead(self) -> None:
-        """Let what the caller queues from now on wait for the call."""
-        ...
-
-    def passed(self) -> bool:
-        """Whether the GPU is done with the call."""
-        ...
-
-    def settle(self, timeout_s: float | None) -> None:
-        """Let the host wait for the call. Raises PeerTimeout if timeout_s passes first."""
-        ...
 
 
 @outside_graphs

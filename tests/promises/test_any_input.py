@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import forms
 import numpy as np
 import pytest
@@ -70,7 +72,7 @@ def an_input_is_written_to(monkeypatch):
         encode(self, codec, pieces)
         source = self._source
         if source.n_elems and source.address != self._target.address:
-            memory = (buffers.ctypes.c_uint8 * source.nbytes).from_address(source.address)
+            memory = (ctypes.c_uint8 * source.nbytes).from_address(source.address)
             memory[source.nbytes - 1] ^= 0x40
 
     monkeypatch.setattr(Run, "encode", careless)

@@ -12,7 +12,7 @@ import pytest
 from cluster_runs import HANG_S, ROOT, Cluster, environment, needs_namespaces
 
 from zcomm.tools import demo
-from zcomm.tools.demo_plan import BASELINES
+from zcomm.tools.cost import BASELINES
 
 for package in ("torch", "rich", "matplotlib", "pyroute2"):
     pytest.importorskip(package)

@@ -102,6 +102,12 @@ class ScratchPool:
             self._free.append(slab)
             self._shrink()
 
+    def clear(self) -> None:
+        """Free every slab that is not in use."""
+        with self._lock:
+            while self._free:
+                self._drop(self._free[0])
+
     def _shrink(self) -> None:
         """Free the longest unused slabs above the cap."""
         while self._free and self._total() > self._cap_bytes:
@@ -118,12 +124,6 @@ class ScratchPool:
         while self._lost:
             self._total_bytes -= self._lost.popleft()
         return self._total_bytes
-
-    def clear(self) -> None:
-        """Free every slab that is not in use."""
-        with self._lock:
-            while self._free:
-                self._drop(self._free[0])
 
 
 def _size(slab: Slab) -> int:

@@ -114,6 +114,7 @@ class Compressed:
         self._gather = _by_group(weights, topology)
         self._node_gather = _by_group(node_weights if weights is not None else None, None)
         self._reduce = _by_group(gradients, topology)
+        self._prefetches = False
 
     def install(self, prefetch: bool) -> None:
         """Give every module its collectives, and forward prefetch if asked for."""

@@ -63,6 +63,7 @@ class ClusterSpec:
 
     @property
     def world_size(self) -> int:
+        """Ranks on all nodes together."""
         return self.nodes * self.ranks_per_node
 
 
@@ -79,6 +80,7 @@ class ClusterResult:
     signal: int | None = None  # the first that came while it ran, and was passed to the ranks
 
     def as_json(self) -> dict[str, Any]:
+        """What --json writes."""
         return {
             "link": str(self.spec.link),
             "latency": format_latency(self.spec.latency_s),
@@ -112,9 +114,9 @@ def run(
 ) -> ClusterResult:
     """Run command once per rank on a fresh cluster; returns when all ranks have ended and nothing is left.
 
-    A failing program is not an error: see exit_status. SIGINT, SIGTERM and SIGHUP are passed to the ranks
-    while it runs, if called from the main thread. Ranks get OMP_NUM_THREADS=1 and PYTHONUNBUFFERED=1 where
-    environment does not say. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
+    A failing program is not an error: see exit_status. SIGINT, SIGTERM and SIGHUP are passed to the ranks while it
+    runs, if called from the main thread. Ranks get OMP_NUM_THREADS=1 and PYTHONUNBUFFERED=1 where environment does not
+    say. Raises ClusterError or MissingExtra before anything starts if it cannot be done.
     """
     environment = dict(os.environ if environment is None else environment)
     check_command(command, environment)

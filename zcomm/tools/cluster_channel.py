@@ -1,8 +1,7 @@
-"""The socket between `zcomm cluster` and the supervisor inside the cluster: frames of kind, rank, length,
-payload.
+"""The socket between `zcomm cluster` and the supervisor inside the cluster: frames of kind, rank, length, payload.
 
-The supervisor's end closes when it ends and the command's when it ends, so each sees the other's death,
-whatever caused it, as the end of the stream.
+The supervisor's end closes when it ends and the command's when it ends, so each sees the other's death, whatever caused
+it, as the end of the stream.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ class Frame(NamedTuple):
     payload: bytes
 
     def json(self) -> Any:
+        """The payload, read as JSON."""
         return json.loads(self.payload)
 
 

@@ -1,8 +1,8 @@
 """The referee: bytes that crossed a node's link, as its network interface counted them.
 
-Of an emulated node these are eth0's counters; where the link is paced in user space instead, what the pacer
-let pass. Any rank may read its own node's counters at any time. (/sys/class/net shows the machine's
-interfaces, not the node's: sysfs belongs to the namespace that mounted it.)
+Of an emulated node these are eth0's counters; where the link is paced in user space instead, what the pacer let pass.
+Any rank may read its own node's counters at any time. (/sys/class/net shows the machine's interfaces, not the node's:
+sysfs belongs to the namespace that mounted it.)
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import os
 from dataclasses import dataclass
 
 from zcomm.errors import ClusterError
+from zcomm.tools.cluster_network import INTERFACE
 from zcomm.transports.pace import Pacer
-
-INTERFACE = "eth0"
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,11 @@
-"""The network of an emulated cluster: one namespace per node, veth pairs to a bridge, a shaper on each end of
-each pair.
+"""The network of an emulated cluster: one namespace per node, veth pairs to a bridge, a shaper on each pair's ends.
 
     node 0: eth0 10.0.0.1 ==veth== port0 \\
     node 1: eth0 10.0.0.2 ==veth== port1  > bridge zcomm0, in the namespace of the calling process
     ...                                  /
 
-What leaves a node is shaped on its eth0, what enters it on the bridge's end: a full-duplex link of the asked
-rate. All over netlink (pyroute2). Nothing is ever removed: namespaces and links end with the processes that
-hold them.
+What leaves a node is shaped on its eth0, what enters it on the bridge's end: a full-duplex link of the asked rate. All
+over netlink (pyroute2). Nothing is ever removed: namespaces and links end with the processes that hold them.
 """
 
 from __future__ import annotations

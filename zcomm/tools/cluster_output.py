@@ -25,6 +25,7 @@ class Outbox:
 
     @property
     def empty(self) -> bool:
+        """Whether the command has taken all."""
         return not self._unsent
 
     @property

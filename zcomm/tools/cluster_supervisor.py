@@ -1,5 +1,4 @@
-"""Runs inside the cluster: builds the network, starts the ranks, passes their output on, ends them, reads the
-counters.
+"""Runs inside the cluster: builds the network, starts the ranks, passes on their output, ends them, reads counters.
 
 One thread, one loop. Started by zcomm.tools.cluster as the first process of the fresh namespaces; where it is
 process 1 of a PID namespace, the kernel kills whatever it leaves. How a run ends:

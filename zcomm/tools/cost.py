@@ -26,6 +26,7 @@ class Nodes:
 
     @property
     def n_ranks(self) -> int:
+        """On all nodes together."""
         return self.nodes * self.ranks_per_node
 
 
@@ -48,6 +49,7 @@ RECIPES = (
     Recipe("int8_int4", "int8", "int4", two_hops=True),
     Recipe("zeropp", "int8", "int4", two_hops=True, node_weights="bf16"),
 )
+BASELINES = ("fp32", "bf16", "bf16_two_hop")  # of them, those that are not compressed
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from typing import Any
 
 NO_NETWORK = "no_network"  # the step of fp32 with each collective replaced by a copy of the same size
 SHORT_STEP_S = 1.5
-BASELINES = ("fp32", "bf16", "bf16_two_hop")
 
 
 @dataclass(frozen=True)

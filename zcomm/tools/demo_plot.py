@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from zcomm.tools.demo_plan import BASELINES
+from zcomm.tools.cost import BASELINES
 from zcomm.tools.demo_report import Report, Row
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; lines differ in dashes too.

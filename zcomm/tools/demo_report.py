@@ -14,7 +14,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zcomm.tools.demo_plan import BASELINES, NO_NETWORK, Measured, Shape
+from zcomm.tools.cost import BASELINES
+from zcomm.tools.demo_plan import NO_NETWORK, Measured, Shape
 from zcomm.tools.link import Link
 
 PACED = "paced in user space"

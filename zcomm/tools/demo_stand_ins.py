@@ -14,12 +14,16 @@ import torch.distributed as dist
 from zcomm.transports.pace import Pacer
 
 
-class LocalAllGather:
-    """A gather from nobody: copies this rank's slice to where every rank's would be."""
+class _OrdinaryMemory:
+    """For both to inherit."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Ordinary memory."""
+        """A new tensor."""
         return torch.empty(size, dtype=dtype, device=device)
+
+
+class LocalAllGather(_OrdinaryMemory):
+    """A gather from nobody: copies this rank's slice to where every rank's would be."""
 
     def __call__(
         self,
@@ -34,12 +38,8 @@ class LocalAllGather:
                 part.copy_(input_tensor)
 
 
-class LocalReduceScatter:
+class LocalReduceScatter(_OrdinaryMemory):
     """A reduce-scatter with nobody: copies this rank's slice."""
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Ordinary memory."""
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self,

@@ -14,11 +14,10 @@ from typing import Any
 
 from zcomm.errors import ClusterError
 from zcomm.tools.about import about
-from zcomm.tools.cost import RECIPES, Moved, Nodes, Recipe, coded_bytes, memory_bytes, step, wire_s
+from zcomm.tools.cost import BASELINES, RECIPES, Moved, Nodes, Recipe, coded_bytes, memory_bytes, step, wire_s
 from zcomm.tools.link import read_rate
 from zcomm.tools.output_file import why_not_writable, write_json
 
-BASELINES = ("fp32", "bf16", "bf16_two_hop")
 PAYS_FROM = 1.05  # times as fast
 MOST_PARAMS = 1e15
 MOST_NODES = MOST_GPUS = 1_000_000

@@ -13,12 +13,11 @@ import numpy as np
 
 from zcomm.errors import GroupError, PeerTimeout, TransportError
 from zcomm.transports.memory import HostMemory
-from zcomm.transports.tags import TagRanges
+from zcomm.transports.tags import TAG_RANGES, TagRanges
 from zcomm.transports.transport import Parcel
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 60.0
-TAG_RANGES = 512
 _Key = tuple[int, int, int, int]  # of a message: source, target, tag, mark
 
 

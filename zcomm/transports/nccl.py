@@ -19,10 +19,9 @@ from typing import Any
 from zcomm.errors import BufferError, GroupError, TransportError
 from zcomm.streams import DEFAULT_TIMEOUT_S, Mark, cupy, current_stream, index_of, nccl
 from zcomm.transports.memory import GpuMemory
-from zcomm.transports.tags import TagRanges
+from zcomm.transports.tags import TAG_RANGES, TagRanges
 from zcomm.transports.transport import Parcel
 
-TAG_RANGES = 512  # unused by NCCL, but counted alike over every transport
 _numbers = itertools.count()  # of the transports that this process makes
 IN_PROGRESS = 7  # ncclResult_t
 
@@ -50,6 +49,7 @@ class NcclTransport(GpuMemory):
             raise BufferError(f"the NCCL communicator is on {self.device}, not on {device}; leave the device out")
         self.group_name = f"NCCL communicator of {self.size}"
         self.wire_bytes_sent = 0
+        # NCCL knows no tags, but ranges are counted alike over every transport.
         self.tags = TagRanges(TAG_RANGES, name=f"{next(_numbers)}")
         self.lock = threading.Lock()  # NCCL lets one thread queue at a time
         self.nccl = nccl()

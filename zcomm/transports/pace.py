@@ -1,13 +1,11 @@
-"""A link in user space, for machines that allow no network namespaces: senders sleep as long as the wire
-would take.
+"""A link in user space, for machines that allow no network namespaces: senders sleep as long as the wire would take.
 
-All ranks of all emulated nodes share one small file, mapped into each: a record per node of when its link is
-free again (a virtual finish time) and of the bytes it has carried. A message to another node moves that time
-on by its own length at the link's rate, and its sender sleeps until then, so ranks of one node share the
-node's link.
+All ranks of all emulated nodes share one small file, mapped into each: a record per node of when its link is free again
+(a virtual finish time) and of the bytes it has carried. A message to another node moves that time on by its own length
+at the link's rate, and its sender sleeps until then, so ranks of one node share the node's link.
 
-Set up by `zcomm cluster` through ZCOMM_PACE (bits per second, or "none") and ZCOMM_PACE_FILE. Only what is
-charged is paced and counted: TCP headers and traffic that nobody charges are free.
+Set up by `zcomm cluster` through ZCOMM_PACE (bits per second, or "none") and ZCOMM_PACE_FILE. Only what is charged is
+paced and counted: TCP headers and traffic that nobody charges are free.
 """
 
 from __future__ import annotations

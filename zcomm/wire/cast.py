@@ -2,8 +2,7 @@
 
     chunk:  [n elements of 2 bytes, little endian][zero bytes up to a multiple of 16]
 
-Rounding to nearest, ties to even; overflow gives Inf; NaN gives the quiet NaN of its sign
-(docs/wire-format.md, cast).
+Rounding to nearest, ties to even; overflow gives Inf; NaN gives the quiet NaN of its sign (docs/wire-format.md, cast).
 """
 
 from __future__ import annotations
