@@ -155,8 +155,8 @@ ZC_FN Amax amax_of(const float *x) {
 // A block of few elements, the same number of them always, so that loops unroll and vectorise; those from `present` on
 // are missing.
 template <class Rules>
-ZC_FN void encode_short(const Rules &rules, const float *x, zc_i64 present, Amax seen, const zc_u16 *drawn, zc_u8 *scale,
-                        zc_u8 *planes) {
+ZC_FN void encode_short(const Rules &rules, const float *x, zc_i64 present, Amax seen, const zc_u16 *drawn,
+                        zc_u8 *scale, zc_u8 *planes) {
   constexpr int N = Rules::SHORT;
   const zc_scale s = rules.scale(seen, 0);
   zc_u8 codes[N];

@@ -56,8 +56,8 @@ static void pad_blocks(const Layout &at, zc_u8 *wire) {
 // Encodes the blocks from element `begin` on of what read(start, count, floats) gives, as many at a time as SUMS floats
 // hold. `rotates`: of its rotation, whose last group zeros fill up.
 template <zc_i64 SUMS, class Read>
-static __attribute__((noinline)) void encode_read_in(const zc_codec &codec, const Layout &at, zc_i64 begin, zc_i64 n_read,
-                                                     bool rotates, const Chance &chance, zc_u8 *wire,
+static __attribute__((noinline)) void encode_read_in(const zc_codec &codec, const Layout &at, zc_i64 begin,
+                                                     zc_i64 n_read, bool rotates, const Chance &chance, zc_u8 *wire,
                                                      const Read &read) {
   alignas(64) float x[SUMS];
   const zc_i64 step = SUMS / at.block * at.block;

@@ -61,7 +61,8 @@ ZC_FN void quantize_block(const zc_u8 *x, zc_i64 block, float inv_scale, const z
   } else {
     const __m256i nibble = _mm256_set1_epi8(15);
     for (zc_i64 j = 0; j < block / 2; j += 32) {
-      const __m256i low = _mm256_and_si256(codes_of(j), nibble), high = _mm256_and_si256(codes_of(j + block / 2), nibble);
+      const __m256i low = _mm256_and_si256(codes_of(j), nibble);
+      const __m256i high = _mm256_and_si256(codes_of(j + block / 2), nibble);
       _mm256_storeu_si256((__m256i *)(codes + j), _mm256_or_si256(low, _mm256_slli_epi16(high, 4)));
     }
   }

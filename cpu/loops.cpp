@@ -77,7 +77,8 @@ static void stream_reduce(const Sum &sum, zc_u8 *target) {
 template <class E>
 static void reduce(const Sum &sum, zc_u8 *target) {
 #ifdef __AVX2__
-  if (sum.n * E::size >= STREAMED_NBYTES && (__UINTPTR_TYPE__)target % sizeof(Floats) == 0 && !sums_in_float64(sum.codec))
+  const bool aligned = (__UINTPTR_TYPE__)target % sizeof(Floats) == 0;
+  if (sum.n * E::size >= STREAMED_NBYTES && aligned && !sums_in_float64(sum.codec))
     return stream_reduce<E>(sum, target);
   const zc_i64 done = reduce_whole<E, false>(sum, target);
 #else
@@ -106,8 +107,8 @@ static void reduce_carried(const Sum &sum, zc_u8 *wire) {
   zero(wire, sum.n * W::size, zc_padded(sum.n * W::size));
 }
 
-// Finished sums of elements start..start + count, wherever start is, in pieces that end where the chunks' own tiles end.
-// `elements`: rotated back if they are rotated.
+// Finished sums of elements start..start + count, wherever start is, in pieces that end where the chunks' own tiles
+// end. `elements`: rotated back if they are rotated.
 static void read_sums(const Sum &sum, bool elements, zc_i64 start, zc_i64 count, float *sums) {
   const zc_i64 tile = tile_of(sum.codec), end = start + count;
   while (start < end) {

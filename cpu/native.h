@@ -1,4 +1,5 @@
-// The C ABI of _native.so, called through ctypes by zcomm/engines/native.py: four verbs, once per build of cpu/loops.cpp.
+// The C ABI of _native.so, called through ctypes by zcomm/engines/native.py: four verbs, once per build of
+// cpu/loops.cpp.
 //
 // Names end in the build's name: zc_encode_portable, zc_encode_v3, ... Pointers may have any alignment and counts any
 // size; nothing outside the named bytes is read or written. Chunks that are written overlap nothing that is read.

@@ -168,8 +168,10 @@ ZC_FN void with_rules(const zc_codec &codec, F f) {
   const bool e4m3 = codec.element == ZC_E4M3, by_chance = codec.rounding == ZC_STOCHASTIC;
   switch (codec.kind) {
     case ZC_NVFP4: return by_chance ? f(NvFp4Rules<true>()) : f(NvFp4Rules<false>());
-    case ZC_MX_BLOCK: return e4m3 ? with_rounding<MxRules, zc_e4m3>(codec, f) : with_rounding<MxRules, zc_e2m1>(codec, f);
-    case ZC_FP8_BLOCK: return e4m3 ? with_rounding<Fp8Rules, zc_e4m3>(codec, f) : with_rounding<Fp8Rules, zc_e5m2>(codec, f);
+    case ZC_MX_BLOCK:
+      return e4m3 ? with_rounding<MxRules, zc_e4m3>(codec, f) : with_rounding<MxRules, zc_e2m1>(codec, f);
+    case ZC_FP8_BLOCK:
+      return e4m3 ? with_rounding<Fp8Rules, zc_e4m3>(codec, f) : with_rounding<Fp8Rules, zc_e5m2>(codec, f);
     case ZC_INT_ASYM: return by_chance ? f(AsymRules<true>(codec)) : f(AsymRules<false>(codec));
   }
   if (codec.rounding == ZC_SHIFT) return f(ShiftRules(codec));

@@ -1,9 +1,11 @@
-// int_asym, the scalar rules: unsigned codes of 2 to 8 bits from the block's least element up (docs/wire-format.md, int_asym).
+// int_asym, the scalar rules: unsigned codes of 2 to 8 bits from the block's least element up (docs/wire-format.md,
+// int_asym).
 //
 //   chunk:  [scale and minimum of block 0, 1, ...: bfloat16 each][zeros to 16][planes of block 0, 1, ...][zeros to 16]
 //
-// Decoding adds the minimum to code times scale: the product is exact, the sum is the only rounding. No clamp is needed to
-// nearest: no element is below the minimum, and |d inv| <= largest (1 + 2^-21). Same names in zcomm/wire/int_asym.py.
+// Decoding adds the minimum to code times scale: the product is exact, the sum is the only rounding. No clamp is needed
+// to nearest: no element is below the minimum, and |d inv| <= largest (1 + 2^-21). Same names in
+// zcomm/wire/int_asym.py.
 #ifndef ZCOMM_INT_ASYM_CUH
 #define ZCOMM_INT_ASYM_CUH
 

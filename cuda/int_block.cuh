@@ -1,9 +1,11 @@
-// int_block, the scalar rules: signed codes of 2 to 8 bits, one bfloat16 scale per block (docs/wire-format.md, int_block).
+// int_block, the scalar rules: signed codes of 2 to 8 bits, one bfloat16 scale per block (docs/wire-format.md,
+// int_block).
 //
 //   chunk:  [bfloat16 scales of block 0, 1, ...][zeros to 16][codes of block 0, 1, ...][zeros to 16]
-//   codes:  one plane per field of 8, 4, 2, 1 bits that adds up to the width, low bits first: field f is there if bits & f
-//   "shift": a scale is 4 bytes, its bfloat16 and behind it the block's sixteen random bits
+//   codes:  one plane per field of 8, 4, 2, 1 bits that adds up to the width, low bits first: field f is there if
+//           bits & f
 //   plane:  byte j holds elements j (low bits), j + r/k, j + 2r/k, ... of the block's r; k = 8 / field
+//   shift:  a scale is 4 bytes, its bfloat16 and behind it the block's sixteen random bits
 //
 // No clamp is needed: with scale >= amax / qmax, |x * inv| <= qmax (1 + 2^-21) rounds to qmax at most, and at the cap
 // |x * inv| < qmax + 1/2 does too (127.008 for 8 bits is the largest excess). Same names in zcomm/wire/int_block.py.
@@ -12,9 +14,9 @@
 
 #include "wire.h"
 
-#define ZC_TINY 0x0f800000u       // 2^-96: blocks below travel as zeros, so no code or sum of codes is ever subnormal
-#define ZC_LIMIT 0x7e800000u      // 2^126: where something is added to code times scale, a block that reaches it travels as bad
-#define ZC_NAN_SCALE 0x7fc0u      // the scale of a block that holds a NaN or an Inf
+#define ZC_TINY 0x0f800000u   // 2^-96: blocks below travel as zeros, so no code or sum of codes is ever subnormal
+#define ZC_LIMIT 0x7e800000u  // 2^126: where something is added to code times scale, a block that reaches it is bad
+#define ZC_NAN_SCALE 0x7fc0u  // the scale of a block that holds a NaN or an Inf
 
 struct zc_scale {
   zc_u32 bits;  // bfloat16, as it travels; shift: and the block's random bits above
@@ -31,8 +33,9 @@ ZC_FN zc_u32 zc_scale_cap(zc_i32 bits) {
 }
 
 // The scale of a block from the largest magnitude bits in it. No branches: loops over blocks vectorise.
-// Rounding the quotient cannot leave the scale under amax / qmax: if amax is over s qmax for a bfloat16 s, it is so by a
-// unit of fp32 at least, which is over half a unit of s after the division (qmax < 2^(bits-1)), so the quotient is over s.
+// Rounding the quotient cannot leave the scale under amax / qmax: if amax is over s qmax for a bfloat16 s, it is so by
+// a unit of fp32 at least, which is over half a unit of s after the division (qmax < 2^(bits-1)), so the quotient is
+// over s.
 ZC_FN zc_scale zc_block_scale(zc_u32 amax, float qmax, zc_u32 cap, zc_u32 tiny = ZC_TINY) {
   bool carries = amax >= tiny && amax < ZC_INF;
   float a = zc_float(carries ? amax : 0x3f800000u);

@@ -41,9 +41,9 @@ ZC_FN zc_u32 zc_to_mini(float x) {
   return (code > Form::LARGEST_CODE ? Form::LARGEST_CODE : code) | u >> 31 << (Form::BITS - 1);
 }
 
-// One of the two codes around a number that is no NaN, by sixteen random bits, so that their mean is the number: its steps
-// from the last power of two, or from 0, are rounded as integers are by zc_code_by_chance. All steps of a power of two lead
-// to the next one.
+// One of the two codes around a number that is no NaN, by sixteen random bits, so that their mean is the number: its
+// steps from the last power of two, or from 0, are rounded as integers are by zc_code_by_chance. All steps of a power
+// of two lead to the next one.
 template <class Form>
 ZC_FN zc_u32 zc_to_mini_by_chance(float x, zc_u32 chance) {
   const zc_u32 u = zc_bits(x), m = u & ZC_MAGNITUDE, smallest = (zc_u32)(128 - Form::BIAS) << 23;  // normal one

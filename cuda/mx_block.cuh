@@ -1,4 +1,5 @@
-// mx_block, the scalar rules: mxfp8 (e4m3) and mxfp4 (e2m1), 32 elements to a power of two (docs/wire-format.md, mx_block).
+// mx_block, the scalar rules: mxfp8 (e4m3) and mxfp4 (e2m1), 32 elements to a power of two (docs/wire-format.md,
+// mx_block).
 //
 //   chunk:  [e8m0 scales of block 0, 1, ..., a byte each][zeros to 16][planes of block 0, 1, ...][zeros to 16]
 //
@@ -12,8 +13,9 @@
 #define ZC_MX_BLOCK_ELEMS 32
 #define ZC_MX_NAN_SCALE 0xffu
 
-// The scale of a block from its largest magnitude bits: 2^(bits - 127), or NaN; inv 0 means that every code is 0. Codes by
-// chance must not be cut off: where the largest would be, the scale is twice as large, unless decoding could overflow.
+// The scale of a block from its largest magnitude bits: 2^(bits - 127), or NaN; inv 0 means that every code is 0. Codes
+// by chance must not be cut off: where the largest would be, the scale is twice as large, unless decoding could
+// overflow.
 template <class Form>
 ZC_FN zc_scale zc_mx_scale(zc_u32 amax, bool by_chance = false) {
   const zc_u32 largest_exponent = Form::BITS == 8 ? 8 : 2, fraction = 0x7fffffu;

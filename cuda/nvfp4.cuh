@@ -3,8 +3,8 @@
 //   chunk:  [fp32 scales of region 0, 1, ...][zeros to 16][e4m3 scales of block 0, 1, ...][zeros to 16]
 //           [planes of block 0, 1, ...][zeros to 16]
 //
-// An element's code is zc_to_mini<zc_e2m1> of it times its block's inv, 0 where that is 0. Decoding multiplies the code's
-// number with zc_nvfp4_value. Same names in zcomm/wire/nvfp4.py.
+// An element's code is zc_to_mini<zc_e2m1> of it times its block's inv, 0 where that is 0. Decoding multiplies the
+// code's number with zc_nvfp4_value. Same names in zcomm/wire/nvfp4.py.
 #ifndef ZCOMM_NVFP4_CUH
 #define ZCOMM_NVFP4_CUH
 

@@ -1,5 +1,5 @@
-// Runs every verb of one build with buffers that end where readable memory ends, and again with buffers that begin where
-// it begins. Built by test_sanitizers.py with -fsanitize=address,undefined; any fault or report is a failure.
+// Runs every verb of one build with buffers that end where readable memory ends, and again with buffers that begin
+// where it begins. Built by test_sanitizers.py with -fsanitize=address,undefined; any fault or report is a failure.
 #include <sys/mman.h>
 #include <unistd.h>
 

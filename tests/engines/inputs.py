@@ -190,7 +190,8 @@ def reduce_encode(
     """The finished sum of chunks, encoded again; NaN payloads of raw elements removed."""
     sources = [Room(len(wire), offset + i, wire) for i, wire in enumerate(wires)]
     out = Room(codec_out.nbytes(n), offset)
-    engine.reduce_encode(codec, [s.address for s in sources], n, finish, codec_out, out.address, draw)  # type: ignore[arg-type]
+    addresses = [source.address for source in sources]
+    engine.reduce_encode(codec, addresses, n, finish, codec_out, out.address, draw)  # type: ignore[arg-type]
     wire = out.taken()
     dtype = codec_out.dtype
     if dtype is None:
