@@ -179,6 +179,20 @@ def test_hpz_gathers_inside_the_node_and_gives_the_forward_s_weights(torch_world
     assert torch_world.run(check_hpz) == [{"node groups": 1}] * 4
 
 
+def check_hpz_alone() -> None:
+    """With torch's own gathers of whole weights, those inside a node are compressed if that is asked for."""
+    for node_weights, counted in (("raw", {}), ("int8", {"node_all_gather": 4})):
+        model = build(reshard=2)
+        handle = zcomm.fsdp2.compress(model, None, None, node_weights=node_weights, quiet=True)
+        loss_of(model, 0).backward()
+        assert {name: each.calls for name, each in handle.stats().items()} == counted
+        assert all(each.compression_ratio > 3 for each in handle.stats().values())
+
+
+def test_gathers_inside_the_node_can_be_compressed_alone(torch_world):
+    torch_world.run(check_hpz_alone)
+
+
 def check_hpz_stays_fresh() -> None:
     """After an optimizer step, in eval, and after loading, the next forward uses the new weights."""
     with_hpz, without = build(reshard=2), build()

@@ -112,7 +112,8 @@ class Compressed:
         self.modules = modules
         self._full_groups = full_groups
         self._gather = _by_group(weights, topology)
-        self._node_gather = _by_group(node_weights if weights is not None else None, None)
+        is_torch_s = weights is None and node_weights == "raw"  # nothing asks for zcomm here
+        self._node_gather = _by_group(None if is_torch_s else node_weights, None)
         self._reduce = _by_group(gradients, topology)
         self._prefetches = False
 
