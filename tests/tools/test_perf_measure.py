@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from zcomm import local
+from zcomm.errors import ZcommError
 from zcomm.tools import perf, perf_options
 from zcomm.tools.perf_world import Launcher
 
@@ -97,8 +98,21 @@ def test_three_ranks_and_a_size_that_they_cannot_share_evenly(collective, tmp_pa
         assert row["replicas_equal"] in (True, None)
 
 
+def test_a_size_beyond_the_machine_s_memory_is_refused(tmp_path):
+    with pytest.raises(
+        ZcommError, match=r"--sizes goes up to 107374182400000000 bytes; the memory of this machine has"
+    ):
+        run_perf(tmp_path, "all_reduce", "--sizes", "64K,100000000G")
+
+
 @pytest.mark.parametrize(
-    ("asked", "made"), [(("--calls", "5", "--seconds", "0"), 3), (("--calls", "2", "--seconds", "0"), 2), ((), 1)]
+    ("asked", "made"),
+    [
+        (("--calls", "5", "--seconds", "0"), 3),
+        (("--calls", "2", "--seconds", "0"), 2),
+        ((), 1),
+        (("--calls", "1000000000000", "--seconds", "0"), 3),  # more than could be counted to
+    ],
 )
 def test_a_form_makes_three_calls_however_little_time_it_may_take(asked, made, tmp_path):
     _, rows = run_perf(tmp_path, "all_gather", "--sizes", "96K", "--codec", "int8", *asked)

@@ -86,7 +86,7 @@ class Bench:
             entrant.times_s.clear()
             entrant.node_tx_bytes.clear()
             entrant.codec_s.clear()
-        for number in range(self._options.calls):
+        for number in range(max(entrant.calls for entrant in entrants)):
             for entrant in entrants:
                 if number < entrant.calls:
                     contest.call(entrant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +98,14 @@ def read_options(args: argparse.Namespace) -> Options:
         if word not in ("1", "2"):
             raise PerfError(f"--hops are 1, 2 or 1,2, got {args.hops!r}")
     codecs = _listed("--codec", args.codec)
+    sizes_bytes = read_sizes(args.sizes)
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if sizes_bytes[-1] > memory_bytes:
+        raise PerfError(f"--sizes goes up to {sizes_bytes[-1]} bytes; the memory of this machine has {memory_bytes}")
     return Options(
         collectives=tuple(dict.fromkeys(args.collectives)),
         codecs=tuple(dict.fromkeys(str(parse_codec(word)) for word in codecs)),
-        sizes_bytes=read_sizes(args.sizes),
+        sizes_bytes=sizes_bytes,
         hops=tuple(sorted({int(word) for word in hops})),
         calls=int(args.calls),
         budget_s=budget_s,
