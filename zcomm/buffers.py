@@ -22,18 +22,21 @@ from zcomm.streams import copy_on_device, is_torch
 class DType(enum.IntEnum):
     """Element types that collectives take; the numbers are those of the C ABI (cpu/native.h)."""
 
-    FLOAT32 = 0
-    BFLOAT16 = 1
-    FLOAT16 = 2
-    FLOAT64 = 3
+    FLOAT32 = 0, 4
+    BFLOAT16 = 1, 2
+    FLOAT16 = 2, 2
+    FLOAT64 = 3, 8
+
+    itemsize: int  # bytes per element
+
+    def __new__(cls, number: int, itemsize: int) -> DType:
+        """A dtype that is the number."""
+        dtype = int.__new__(cls, number)
+        dtype._value_, dtype.itemsize = number, itemsize
+        return dtype
 
     def __repr__(self) -> str:
         return f"DType.{self.name}"
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes per element."""
-        return _ITEMSIZE[self]
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -46,7 +49,6 @@ class DType(enum.IntEnum):
         return self.name.lower()
 
 
-_ITEMSIZE = {DType.FLOAT32: 4, DType.BFLOAT16: 2, DType.FLOAT16: 2, DType.FLOAT64: 8}
 _NUMPY = {
     DType.FLOAT32: np.dtype(np.float32),
     DType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
@@ -69,11 +71,11 @@ class Span(NamedTuple):
     @property
     def nbytes(self) -> int:
         """Bytes from the first element to the end of the last."""
-        return self.n_elems * _ITEMSIZE[self.dtype]
+        return self.n_elems * self.dtype.itemsize
 
     def part(self, start: int, stop: int) -> Span:
         """Elements start to stop of this span, sharing its memory."""
-        return self._replace(address=self.address + start * _ITEMSIZE[self.dtype], n_elems=stop - start)
+        return self._replace(address=self.address + start * self.dtype.itemsize, n_elems=stop - start)
 
 
 def span_of(
@@ -168,15 +170,14 @@ def _read_torch(tensor: Any, role: str) -> Span:
         raise BufferError(f"{role} has layout {tensor.layout}; expected a dense tensor: .to_dense()")
     if tensor.is_nested:
         raise BufferError(f"{role} is a nested tensor, whose rows differ in size; pass a list: .unbind()")
-    device = tensor.device
     if not tensor.is_contiguous() or tensor.is_neg():  # a view may hold the sign as a flag
         tensor = tensor.detach().resolve_neg().contiguous()
     address, n_elems = tensor.data_ptr(), tensor.numel()
-    if not address and n_elems and device.type != "meta":
+    if not address and n_elems and not tensor.is_meta:
         raise BufferError(
             f"{role} of shape {tuple(tensor.shape)} has no memory; expected an ordinary tensor, not freed"
         )
-    return Span(address, n_elems, dtype, "cpu" if device.type == "cpu" else str(device), tensor)
+    return Span(address, n_elems, dtype, "cpu" if tensor.is_cpu else str(tensor.device), tensor)
 
 
 def _read_numpy(array: np.ndarray, role: str) -> Span:

@@ -78,7 +78,7 @@ class Run:
         self._engine = engine
         self._scratch = scratch
         self._slab = slab = scratch.take(schedule.scratch_bytes)
-        bound: list[Bound] = slab.views(id(schedule), lambda memory: (_bind(schedule, memory), schedule))[0]
+        bound: list[Bound] = slab.views(schedule, _bind)
         self._exchanges: list[Exchange] = [
             transport.open(outgoing, incoming, tag, timeout_s)
             for (outgoing, incoming), tag in zip(bound, tags, strict=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
+from zcomm.collectives.schedule import Schedule
 from zcomm.transports.transport import Transport
 
 _KEPT_VIEWS = 64  # schedules whose parcels a slab remembers
@@ -28,20 +29,20 @@ class Slab:
         self.memory = transport.empty(nbytes)
         self.address = transport.address(self.memory)
         self.nbytes = nbytes
-        self._views: collections.OrderedDict[Hashable, Any] = collections.OrderedDict()
+        self._views: collections.OrderedDict[int, tuple[Any, Schedule]] = collections.OrderedDict()
 
     def views(
         self,
-        key: Hashable,
-        slice_memory: Callable[[Any], Any],  # memory -> slices of it
+        schedule: Schedule,
+        slice_memory: Callable[[Schedule, Any], Any],  # (schedule, memory) -> slices of it
     ) -> Any:
-        """The slices remembered under key, or new ones."""
-        views = self._views.get(key)
-        if views is None:
-            views = self._views[key] = slice_memory(self.memory)
+        """The slices that were made for this schedule, or new ones."""
+        kept = self._views.get(id(schedule))
+        if kept is None:
+            kept = self._views[id(schedule)] = (slice_memory(schedule, self.memory), schedule)  # whose id stays its own
             if len(self._views) > _KEPT_VIEWS:
                 self._views.popitem(last=False)
-        return views
+        return kept[0]
 
 
 class ScratchPool:
@@ -81,9 +82,11 @@ class ScratchPool:
     def take(self, nbytes: int) -> Slab:
         """A slab of at least nbytes: the smallest free one that fits, else a new one in place of the largest."""
         with self._lock:
-            fitting = [slab for slab in self._free if slab.nbytes >= nbytes]
-            if fitting:
-                chosen = min(fitting, key=_size)
+            chosen: Slab | None = None
+            for slab in self._free:
+                if slab.nbytes >= nbytes and (chosen is None or slab.nbytes < chosen.nbytes):
+                    chosen = slab
+            if chosen is not None:
                 self._free.remove(chosen)
                 return chosen
             if self._free:
