@@ -10,7 +10,7 @@ from planted import assert_noticed, faults
 
 import zcomm
 from zcomm import Topology
-from zcomm.collectives import arguments, communicator
+from zcomm.collectives import arguments
 from zcomm.errors import ZcommError
 
 f = np.float32
@@ -87,7 +87,7 @@ def test_every_refusal_says_what_came_what_was_expected_and_moves_no_byte():
 
 
 def errors_do_not_say_what_was_expected(monkeypatch):
-    monkeypatch.setattr(communicator, "sum_of", lambda counts: "")
+    monkeypatch.setattr(arguments, "sum_of", lambda counts: "")
 
 
 def read_only_arrays_are_written_to(monkeypatch):
