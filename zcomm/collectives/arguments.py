@@ -149,6 +149,11 @@ def check_output(
     """Raise BufferError unless output has the count and dtype that source asks for."""
     if output.n_elems != n_elems:
         raise BufferError(f"output has {output.n_elems} elements; expected {because} = {n_elems}")
+    check_dtype(output, source)
+
+
+def check_dtype(output: Span, source: Span) -> None:
+    """Raise BufferError unless both have one dtype."""
     if output.dtype != source.dtype:
         raise BufferError(f"output is {output.dtype.spelling}, input {source.dtype.spelling}; expected the same dtype")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zcomm.buffers import Span
-from zcomm.collectives.arguments import Arguments, check_output, check_overlap, check_whole, deliver
+from zcomm.collectives.arguments import Arguments, check_dtype, check_output, check_overlap, check_whole, deliver
 from zcomm.collectives.conductor import Conductor
 from zcomm.collectives.feedback import Residual
 from zcomm.collectives.packing import Packed
@@ -289,7 +289,7 @@ class Communicator:
         sent = Packed(self._arguments.one_each(inputs, "inputs"), "inputs", written=False)
         came = Packed(self._arguments.one_each(outputs, "outputs"), "outputs", written=True)
         source, target = self._arguments.read(sent.fill(), "inputs"), self._arguments.read(came.flat, "outputs")
-        check_output(target, source, target.n_elems, "")
+        check_dtype(target, source)
         pattern, codecs = Pattern.ALL_TO_ALL, self._codecs(codec)
         request = Request("all_to_all", pattern, source, target, came.spread, *codecs, sent.counts, came.counts)
         return self._conductor.call(request, async_op)
