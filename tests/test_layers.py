@@ -25,7 +25,7 @@ SEES = {
     "wire": {"errors", "buffers"},
     "plan": {"errors", "wire"},
     "engines": {"errors", "streams", "buffers", "wire"},
-    "transports": {"errors", "streams"},
+    "transports": {"errors", "streams", "work"},
     "collectives": {
         "errors",
         "graphs",

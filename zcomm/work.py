@@ -205,8 +205,9 @@ os.register_at_fork(after_in_child=_orphan_all)
 
 
 @atexit.register
-def _finish_before_exit() -> None:
-    """Let works in flight end: Python ends threads that wait inside a library by aborting the process."""
+def finish_all() -> None:
+    """Let works in flight end, before what they need does: Python ends threads that wait inside a library by aborting
+    the process."""
     deadline = time.monotonic() + EXIT_GRACE_S
     for worker in list(_live):
         while not worker.idle and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ from impatience import AMPLE_S, shorten
 from mpi_cases import comm_of
 
 import zcomm
-from zcomm.errors import BufferError, CodecError, GroupError, MismatchError, PeerTimeout
+from zcomm.errors import BufferError, CodecError, GroupError, MismatchError, PeerTimeout, TransportError
 from zcomm.topology import Topology
 
 
@@ -156,6 +156,50 @@ def after_close() -> None:
 
 def test_closing_frees_what_zcomm_made_and_nothing_else(mpi_world):
     mpi_world.run(after_close)
+
+
+def without_a_communicator_left() -> None:
+    from mpi4py import MPI
+
+    class LastOfAll(MPI.Intracomm):
+        def Dup(self, info=None):  # noqa: N802 - mpi4py's name
+            raise MPI.Exception(MPI.ERR_OTHER)
+
+    with pytest.raises(TransportError, match=r"MPI gives no communicator .* close\(\) those"):
+        zcomm.mpi.Comm(LastOfAll(MPI.COMM_WORLD))
+
+
+def test_where_mpi_has_no_communicator_left_it_is_told_what_holds_them(mpi_world):
+    mpi_world.run(without_a_communicator_left)
+
+
+FINALIZED = """
+from mpi4py import MPI
+import numpy, zcomm
+comm = zcomm.mpi.Comm(MPI.COMM_WORLD, codec="raw")
+sums = [numpy.full(100_000, comm.rank + i, numpy.float32) for i in range(5)]
+for x in sums:
+    comm.Iallreduce(MPI.IN_PLACE, x)
+MPI.Finalize()
+assert all((x == 1 + 2 * i).all() for i, x in enumerate(sums))
+for call in (comm.Allreduce, comm.Iallreduce):
+    try:
+        call(MPI.IN_PLACE, sums[0])
+    except zcomm.errors.GroupError as error:
+        print(error)
+comm.close()
+"""
+
+
+def test_mpi_finalize_waits_for_requests_in_flight_and_later_calls_are_told(mpi_world):
+    from mpi_world import environment, launch
+
+    command = launch(2, sys.executable, "-c", FINALIZED)
+
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=AMPLE_S, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("MPI is finalised already; use zcomm before MPI.Finalize()") == 4
 
 
 def communicators_side_by_side() -> None:

@@ -27,7 +27,7 @@ from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, re
 from zcomm.plugs.mpi_request import Request
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
-from zcomm.transports.mpi import no_threads
+from zcomm.transports.mpi import check_not_over, no_threads
 from zcomm.wire.codec import Codec
 from zcomm.work import Work
 
@@ -329,6 +329,7 @@ class Comm:
         """Whether a call returns a request. Raises TransportError where this MPI allows no second thread."""
         if not name.startswith("I"):
             return False
+        check_not_over()
         if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
             raise TransportError(no_threads())
         return True

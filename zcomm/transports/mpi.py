@@ -10,6 +10,7 @@ ranks that share cores leave them to each other, a dead peer is noticed, and sho
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -25,6 +26,7 @@ from zcomm.transports.mpi_launcher import check_launcher
 from zcomm.transports.pace import Pacer
 from zcomm.transports.tags import TAGS_PER_COMMUNICATOR, TagRanges, change_of
 from zcomm.transports.transport import Parcel
+from zcomm.work import finish_all
 
 try:
     from mpi4py import MPI
@@ -62,6 +64,7 @@ class MpiTransport(HostMemory):
         self.group_name = f"communicator {comm.Get_name() or 'without name'!r} of {self.size}"
         self.wire_bytes_sent = 0
         self.comm = _duplicate(comm, self.group_name)
+        _watch_the_end()
         self.piece_bytes = PIECE_BYTES
         largest_tag = MPI.COMM_WORLD.Get_attr(MPI.TAG_UB)
         self.tag_bits = (int(largest_tag or LEAST_LARGEST_TAG) + 1).bit_length() - 1
@@ -86,6 +89,7 @@ class MpiTransport(HostMemory):
         timeout_s: float | None,
     ) -> MpiExchange:
         """Post the receives."""
+        check_not_over()
         timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         return MpiExchange(self, outgoing, incoming, tag, timeout_s)
 
@@ -266,15 +270,30 @@ def no_threads() -> str:
 
 def _check(comm: Any) -> None:
     """Raise GroupError unless comm is a communicator that this rank can use."""
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        raise GroupError(
-            "MPI is not initialised (or finalised already); import mpi4py.MPI first, use zcomm before the end"
-        )
+    if not MPI.Is_initialized():
+        raise GroupError("MPI is not initialised; call MPI.Init() first, or let mpi4py do so as it does by default")
+    check_not_over()
     check_launcher(MPI.COMM_WORLD.Get_size(), _library())
     if comm == MPI.COMM_NULL:
         raise GroupError("got COMM_NULL: this process is not in the communicator; only its members may call")
     if comm.Is_inter():
         raise GroupError("got an intercommunicator; expected an intracommunicator: comm.Merge() makes one")
+
+
+def check_not_over() -> None:
+    """Raise GroupError after MPI.Finalize(): MPI itself would end the process."""
+    if MPI.Is_finalized():
+        raise GroupError("MPI is finalised already; use zcomm before MPI.Finalize()")
+
+
+@functools.cache
+def _watch_the_end() -> None:
+    """Let works in flight end before MPI does: MPI_Finalize begins by freeing COMM_SELF, which tells its attributes."""
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=_finish), None)
+
+
+def _finish(comm: Any, keyval: int, value: Any) -> None:
+    finish_all()
 
 
 def _library() -> str:
@@ -290,7 +309,13 @@ def _duplicate(comm: Any, group_name: str) -> Any:
         _complete([(comm.Ibarrier(), comm.Get_rank(), 0)], None, DEFAULT_TIMEOUT_S, complaint)
     except TransportError as error:
         raise type(error)(f"{group_name}: {error}") from error
-    own = comm.Dup()  # blocks no more: all ranks are here
+    try:
+        own = comm.Dup()  # blocks no more: all ranks are here
+    except MPI.Exception as error:
+        raise TransportError(
+            f"{group_name}: MPI gives no communicator for zcomm's messages ({str(error).splitlines()[-1]}); there can "
+            "be a few thousand at once: close() those of zcomm's that are no longer used, and Free() the program's own"
+        ) from error
     own.Set_errhandler(MPI.ERRORS_RETURN)
     return own
 
