@@ -11,45 +11,15 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
-from language_model import Block, Model, loss_of
+from fsdp1_models import Vector, build, gradients, train, wrapped
+from language_model import Model, loss_of
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch_cases import group_of, topology_of
 
 import zcomm
 from zcomm.errors import BufferError, GroupError, UnsupportedError
-
-
-def wrapped(model: nn.Module, **options) -> FullyShardedDataParallel:
-    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
-
-
-def build(**options) -> FullyShardedDataParallel:
-    torch.manual_seed(0)
-    return wrapped(Model(), auto_wrap_policy=ModuleWrapPolicy({Block}), **options)
-
-
-def gradients(model: nn.Module) -> torch.Tensor:
-    """This rank's shards of all gradients."""
-    return torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
-
-
-def train(model: nn.Module, steps: int = 6) -> list[float]:
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    losses = []
-    for step in range(steps):
-        loss = loss_of(model, step)
-        loss.backward()
-        norm = model.clip_grad_norm_(1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = torch.stack([loss.detach(), norm.detach().float()])
-        dist.all_reduce(mean, dist.ReduceOp.AVG, group=model.process_group)
-        losses.extend(mean.tolist())
-    return losses
-
 
 # -- gradients --------------------------------------------------------------------------------------------------------
 
@@ -102,17 +72,6 @@ def check_gradients(use: str, codec: str) -> None:
 @pytest.mark.parametrize("codec", ["raw", "int8"])
 def test_gradients_are_those_of_plain_fsdp1(torch_world, use, codec):
     torch_world.run(check_gradients, use, codec)
-
-
-class Vector(nn.Module):
-    """Its gradient is what it is called with."""
-
-    def __init__(self, n_elems: int) -> None:
-        super().__init__()
-        self.vector = nn.Parameter(torch.zeros(n_elems))
-
-    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        return (self.vector * gradient).sum()
 
 
 def check_to_the_bit(size: int, strategy: ShardingStrategy, hierarchical: bool) -> None:

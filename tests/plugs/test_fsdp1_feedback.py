@@ -11,8 +11,8 @@ import oracle
 import pytest
 import torch
 import torch.distributed as dist
+from fsdp1_models import Vector, build, gradients, train, wrapped
 from language_model import loss_of
-from test_fsdp1 import Vector, build, gradients, train, wrapped
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
