@@ -1,10 +1,10 @@
 """The protocol of an engine: who computes the bytes. Four verbs, into memory the caller owns.
 
-Arguments are addresses and counts: callers check sizes, dtypes and devices at the edge (collectives/), an
-engine trusts them. An engine computes on the calling thread (native: with the GIL released) or on the
-caller's current stream (cuda). All engines give the same bytes on the same input; NaN payloads of decoded
-values are the one exception. An engine that is quicker with many pieces at once also has `encode_pieces` and
-`decode_pieces`, as native.py and cuda.py have; callers look whether it does (collectives/run.py).
+Arguments are addresses and counts: callers check sizes, dtypes and devices at the edge (collectives/), an engine trusts
+them. An engine computes on the calling thread (native: with the GIL released) or on the caller's current stream (cuda).
+All engines give the same bytes on the same input; NaN payloads of decoded values are the one exception. An engine that
+is quicker with many pieces at once also has `encode_pieces` and `decode_pieces`, as native.py and cuda.py have; callers
+look whether it does (collectives/run.py).
 """
 
 from __future__ import annotations

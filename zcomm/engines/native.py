@@ -1,7 +1,7 @@
 """The native engine: the loops of cpu/, called through ctypes without the GIL.
 
-The library is built into the wheel; its C ABI is cpu/native.h. It holds one build per instruction set ("v4"
-and "v3" are the x86-64 levels, "portable" is any machine), all with the same bytes.
+The library is built into the wheel; its C ABI is cpu/native.h. It holds one build per instruction set ("v4" and "v3"
+are the x86-64 levels, "portable" is any machine), all with the same bytes.
 """
 
 from __future__ import annotations

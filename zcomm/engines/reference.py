@@ -1,8 +1,7 @@
 """The reference engine: each verb in numpy, straight from the codec's definition. Normative, and slow.
 
-Other engines must give these bytes. It computes on the calling thread under the caller's floating-point
-modes, so a thread that flushes subnormals (torch.set_flush_denormal) changes raw and cast sums here; the
-native engine is immune.
+Other engines must give these bytes. It computes on the calling thread under the caller's floating-point modes, so a
+thread that flushes subnormals (torch.set_flush_denormal) changes raw and cast sums here; the native engine is immune.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`zcomm info`: what of zcomm works on this machine, and where something does not, why and what to do.
 
-Each line comes from a probe that may not fail: a probe that breaks becomes a line that says so. Packages
-are looked up, not imported (torch alone takes seconds); --probe imports them. The emulated cluster is built.
+Each line comes from a probe that may not fail: a probe that breaks becomes a line that says so. Packages are looked up,
+not imported (torch alone takes seconds); --probe imports them. The emulated cluster is built.
 """
 
 from __future__ import annotations

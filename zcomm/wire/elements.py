@@ -1,8 +1,8 @@
 """Elements of the four dtypes and fp32, the only arithmetic type of the wire: how they turn into each other.
 
-Widening bfloat16 and float16 is exact. Narrowing rounds to nearest, ties to even; what is too large becomes
-Inf; a NaN becomes the quiet NaN of its sign (0x7fc0 and 0x7e00). float64 goes to float32 first and from there
-to the others, so it is rounded twice where the target is 16 bits wide (docs/wire-format.md, Elements).
+Widening bfloat16 and float16 is exact. Narrowing rounds to nearest, ties to even; what is too large becomes Inf; a NaN
+becomes the quiet NaN of its sign (0x7fc0 and 0x7e00). float64 goes to float32 first and from there to the others, so it
+is rounded twice where the target is 16 bits wide (docs/wire-format.md, Elements).
 """
 
 from __future__ import annotations
