@@ -39,7 +39,7 @@ class Plan:
     hierarchical: bool = True  # two hops wherever the topology has two levels; False: always one
     min_elems: int = 0  # smaller tensors travel raw, counted in stats() under its reason
     auto: bool = False  # calls travel raw where their codec cannot pay (collectives/choice.py), counted like that
-    one_shot_bytes: int = 1 << 15  # calls that send little are done in one exchange (collectives/choice.py)
+    one_shot_bytes: int = 1 << 15  # calls that send little take fewer steps (choice.way_of in collectives)
     chunk_elems: int = 1 << 21  # source elements per pipeline step; the results are the same for any value
     seed: int = 0  # of the random bits of codecs that round by chance; 0 to 2^32 - 1
     check: Check | str = Check.FIRST  # compare calls between ranks before they are done: "first", "always", "never"

@@ -116,6 +116,20 @@ def all_reduce(
     return out
 
 
+def two_nodes_all_reduce(
+    codec: Codec, intra_codec: Codec, inputs: Sequence[np.ndarray], topology: Topology, op: str, factor: float = 1.0
+) -> np.ndarray:
+    """The result of every rank where two nodes swap their sums, slice by slice, a slice for each rank of a node."""
+    n, slices = inputs[0].size, topology.ranks_per_node
+    each = math.ceil(n / slices / SHARD_ALIGNMENT) * SHARD_ALIGNMENT
+    out = np.empty(n, inputs[0].dtype)
+    for number in range(slices):
+        cut = slice(min(number * each, n), min((number + 1) * each, n))
+        parts = [x[cut].astype(np.float32) for x in inputs]
+        out[cut] = reduced_shard(codec, intra_codec, parts, topology, op, factor).astype(out.dtype)
+    return out
+
+
 def one_shot_all_reduce(codec: Codec, inputs: Sequence[np.ndarray], op: str, factor: float = 1.0) -> np.ndarray:
     """The result of every rank where all gather everything and add it themselves."""
     parts = [x.astype(np.float32) for x in inputs]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import oracle
 import pytest
-from placements import run
+from placements import TWO_HOPS, run
 
 import zcomm
 from zcomm import Communicator, Topology, local
 from zcomm.buffers import DType
-from zcomm.collectives import settle
+from zcomm.collectives import choice, settle
+from zcomm.collectives.shards import balanced_shards
 
 CODECS = ["raw", "fp16", "int8", "int4", "int3:64"]
 SIZES = [0, 1, 7, 129, 2305, 70_001]
@@ -235,10 +236,63 @@ def test_small_all_reduces_are_done_in_one_exchange_with_one_quantization(placem
     results = run(placement, program, one_shot_bytes=codec.nbytes(4096) * (topology.size - 1))
     if n_elems <= 4096:
         expected = oracle.one_shot_all_reduce(codec, inputs, "AVG")
+    elif topology.nodes == 2 and topology.ranks_per_node > 1 and two_hops:
+        expected = oracle.two_nodes_all_reduce(codec, codec, inputs, topology, "AVG")
     else:
         expected = oracle.all_reduce(codec, codec, inputs, topology if two_hops else None, "AVG")
     for result in results:
         assert result.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "avg", zcomm.premul_sum(0.3)])
+@pytest.mark.parametrize("name", ["raw", "fp16", "int8", "int4", "int3:64"])
+@pytest.mark.parametrize("which", ["2x2", "2x2 round robin", "2x4"])
+def test_two_nodes_alike_swap_their_sums_of_short_messages(which, name, op):
+    topology, _ = TWO_HOPS[which]
+    codec, intra_codec, per_node = zcomm.codec(name), zcomm.codec("int8"), topology.ranks_per_node
+    operator, factor = (op.upper(), 1.0) if isinstance(op, str) else ("PREMUL_SUM", 0.3)
+    for n_elems in (257, 2305, 20_011):
+        inputs = [oracle.values(rank, n_elems, np.dtype(np.float32)) for rank in range(topology.size)]
+
+        def program(comm, inputs=inputs):
+            x = inputs[comm.rank].copy()
+            comm.all_reduce(x, op)
+            stats = comm.stats()["all_reduce"]
+            return x, stats.wire_bytes_intra, stats.wire_bytes_inter, comm._transport.wire_bytes_sent
+
+        limit = -(-codec.nbytes(n_elems) // choice.LATER)
+        settings = {"codec": codec, "intra_codec": intra_codec, "check": "never"}
+        swapped = run((topology, True), program, one_shot_bytes=limit, **settings)
+        expected = oracle.two_nodes_all_reduce(codec, intra_codec, inputs, topology, operator, factor)
+        slices = [extent.n_elems for extent in balanced_shards(n_elems, per_node)]
+        for rank, (x, intra, inter, by_transport) in enumerate(swapped):
+            assert x.tobytes() == expected.tobytes()
+            mine = slices[topology.ranks_of_node[topology.node_of_rank[rank]].index(rank)]
+            assert inter == codec.nbytes(mine)
+            given = sum(map(intra_codec.nbytes, slices)) - intra_codec.nbytes(mine)
+            assert intra == given + (per_node - 1) * 2 * codec.nbytes(mine)
+            assert by_transport >= intra + inter
+
+        longer = run((topology, True), program, one_shot_bytes=limit - 1, **settings)
+        expected = oracle.all_reduce(codec, intra_codec, inputs, topology, operator, factor)
+        for x, *_ in longer:
+            assert x.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("which", ["3x2", "2+1", "1+3", "3+1+2"])
+def test_other_nodes_do_not_swap(which):
+    topology, _ = TWO_HOPS[which]
+    inputs = [oracle.values(rank, 2305, np.dtype(np.float32)) for rank in range(topology.size)]
+
+    def program(comm):
+        x = inputs[comm.rank].copy()
+        comm.all_reduce(x)
+        return x
+
+    int8 = zcomm.codec("int8")
+    expected = oracle.all_reduce(int8, int8, inputs, topology, "SUM")
+    for x in run((topology, True), program, one_shot_bytes=int8.nbytes(2305)):
+        assert x.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", ["raw", "int8", "int4"])

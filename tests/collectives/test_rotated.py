@@ -14,15 +14,16 @@ PLACEMENTS = {"3 flat": Topology(nodes=1, ranks_per_node=3), "2x2": Topology(nod
 N_ELEMS = 20_000  # a multiple of 32, so that shards of rotated elements are those of elements
 
 
-@pytest.mark.parametrize("chunk_elems", [1, 1 << 30])
+@pytest.mark.parametrize(("chunk_elems", "one_shot_bytes"), [(1, 0), (1 << 30, 0), (1, 2000)])
 @pytest.mark.parametrize("name", ["hadamard:int4", "hadamard:int8:8", "hadamard:fp8_e4m3"])
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_an_all_reduce_rotates_once_at_each_end(placement, name, chunk_elems):
+def test_an_all_reduce_rotates_once_at_each_end(placement, name, chunk_elems, one_shot_bytes):
     topology = PLACEMENTS[placement]
     inputs = [oracle.values(rank, N_ELEMS, np.dtype(np.float32)) for rank in range(topology.size)]
 
     def program(transport):
-        with Communicator(transport, Plan(name, chunk_elems=chunk_elems, one_shot_bytes=0), topology) as comm:
+        plan = Plan(name, chunk_elems=chunk_elems, one_shot_bytes=one_shot_bytes)
+        with Communicator(transport, plan, topology) as comm:
             x = inputs[comm.rank].copy()
             comm.all_reduce(x, "avg")
             return x
@@ -33,7 +34,10 @@ def test_an_all_reduce_rotates_once_at_each_end(placement, name, chunk_elems):
     assert isinstance(codec, Hadamard)
     two_hops = topology if topology.has_two_levels else None
     coded = [rotated(x) for x in inputs]
-    expected = rotated_back(oracle.all_reduce(codec.inner, codec.inner, coded, two_hops, "AVG"))
+    if two_hops and one_shot_bytes:  # a short call between two nodes
+        expected = rotated_back(oracle.two_nodes_all_reduce(codec.inner, codec.inner, coded, topology, "AVG"))
+    else:
+        expected = rotated_back(oracle.all_reduce(codec.inner, codec.inner, coded, two_hops, "AVG"))
     for result in results:
         assert result.tobytes() == expected.tobytes()
 

@@ -50,7 +50,8 @@ def check_values() -> None:
     wanted = oracle.reduce_scatter(INT8, INT8, flat_fulls, TWO_BY_TWO, "AVG")[rank]
     assert scattered.shape == (7000, 3)
     assert scattered.numpy().tobytes() == wanted.tobytes()
-    assert reduced.numpy().tobytes() == oracle.all_reduce(INT8, INT8, flat_fulls, TWO_BY_TWO, "SUM").tobytes()
+    summed = oracle.two_nodes_all_reduce(INT8, INT8, flat_fulls, TWO_BY_TWO, "SUM")
+    assert reduced.numpy().tobytes() == summed.tobytes()
     assert torch.equal(fulls[rank], before)
 
 

@@ -43,7 +43,7 @@ class Counting:
         self._engine.reduce_encode(codec, wires, n_elems, *rest)
 
 
-def check(placement: str) -> None:
+def check(placement: str, one_shot_bytes: int = 0) -> None:
     topology = forms.PLACEMENTS[placement]
     size, nodes, two_hops = topology.size, topology.nodes, topology.has_two_levels
     whole = size * N
@@ -52,7 +52,7 @@ def check(placement: str) -> None:
     wanted = {
         "reduce_scatter_single": reduce_scatter,
         "all_gather_single": whole,
-        "all_reduce": reduce_scatter + whole,
+        "all_reduce": reduce_scatter + (0 if one_shot_bytes else whole),
         "broadcast": whole,
         "all_to_all_single": size * whole,
         "reduce": reduce_scatter,
@@ -69,7 +69,7 @@ def check(placement: str) -> None:
             messages.extend(parcel.peer for parcel in outgoing)
             return opened(outgoing, *rest)
 
-        plan = Plan("int8", one_shot_bytes=0, check="never")
+        plan = Plan("int8", one_shot_bytes=one_shot_bytes, check="never")
         with Communicator(transport, plan, topology) as comm:
             transport.open = counted_open
             got = forms.carry_out(forms.FORMS[name](comm, inputs[comm.rank], "sum", np.copy))
@@ -98,6 +98,11 @@ def check(placement: str) -> None:
 @pytest.mark.parametrize("placement", ["2", "3", "4", "8", "2x2", "2+1", "2x4", "1+3"])
 def test_each_hop_rounds_once_and_each_peer_gets_one_message(placement):
     check(placement)
+
+
+@pytest.mark.parametrize("placement", ["2x2", "2x4"])
+def test_two_nodes_that_swap_sums_round_those_once(placement):
+    check(placement, one_shot_bytes=512)
 
 
 def every_sum_is_rounded_once_more(monkeypatch):

@@ -1,4 +1,4 @@
-"""Which codecs a call travels in: those it asks for, or raw where the plan says that they are not worth it.
+"""Which way a call goes, and which codecs it travels in: those it asks for, or raw where they are not worth it.
 
 Decided from facts that all ranks share, so that all decide alike: the plan, the topology, counts, dtype and codec. An
 all-to-all's counts differ from rank to rank, so its size decides nothing. A call is never made lossier than it asks.
@@ -9,6 +9,7 @@ Plan.min_elems sends whatever is smaller raw. Plan.auto sends raw: 1. what stays
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple
 
 from zcomm.collectives.request import Pattern, Request
@@ -17,8 +18,18 @@ from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
-EARLIER = 4  # times fewer bytes at which all-gathers and reduce-scatters are no longer short
+EARLIER = 4  # times fewer bytes than an all-reduce's, which all-gathers and reduce-scatters send in one exchange
+LATER = 16  # times Plan.one_shot_bytes: the bytes of an array whose all-reduce between two nodes swaps their sums
 _MANY = 1 << 16  # elements, to see how much smaller a codec makes them
+
+
+class Way(enum.Enum):
+    """How a call goes between ranks."""
+
+    ONE_EXCHANGE = enum.auto()  # every rank sends directly to every other, once
+    ONE_HOP = enum.auto()  # and so does an all-reduce, twice: flat.py
+    TWO_NODES = enum.auto()  # an all-reduce that swaps nodes' sums: two_nodes.py
+    TWO_HOPS = enum.auto()  # hierarchical.py
 
 
 class Choice(NamedTuple):
@@ -38,24 +49,36 @@ def choose(plan: Plan, topology: Topology, request: Request) -> Choice:
     return Choice(codec, intra_codec, None) if reason is None else Choice(raw, raw, reason)
 
 
-def is_one_exchange(
+def way_of(
     plan: Plan,
+    topology: Topology,
     pattern: Pattern,  # an all-gather, reduce-scatter or all-reduce
     codec: Codec,
     counts: tuple[int, ...],  # as Request.counts
-    size: int,
-) -> bool:
-    """Whether a call is so short that every rank sends directly to every other, once: steps cost it more than bytes.
+) -> Way:
+    """How such a call goes between ranks. Steps cost a short one more than bytes do.
 
-    An all-reduce sends all it has, size / 2 times the bytes, and adds what comes; that spares it up to three exchanges,
-    so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a quarter of that. The
-    default is what a link of a few hundred Mbit/s carries in the time of three exchanges, 0.75 ms over gloo.
+    In one exchange an all-reduce sends all it has, size / 2 times the bytes, and adds what comes; that spares it up to
+    three exchanges, so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a
+    quarter of that. The default is what a link of a few hundred Mbit/s carries in the time of three exchanges, 0.75 ms
+    over gloo. Between two nodes an all-reduce of sixteen times the bytes spares an exchange by sending more inside
+    nodes only.
     """
     nbytes = [codec.nbytes(count) for count in counts]
     if pattern is Pattern.ALL_REDUCE:
-        return nbytes[0] * (size - 1) <= plan.one_shot_bytes
-    sent = max(nbytes) * (size - 1) if pattern is Pattern.ALL_GATHER else sum(nbytes) - min(nbytes)
-    return EARLIER * sent <= plan.one_shot_bytes
+        sent = nbytes[0] * (topology.size - 1)
+    elif pattern is Pattern.ALL_GATHER:
+        sent = EARLIER * max(nbytes) * (topology.size - 1)
+    else:
+        sent = EARLIER * (sum(nbytes) - min(nbytes))
+    if sent <= plan.one_shot_bytes:
+        return Way.ONE_EXCHANGE
+    if not (plan.hierarchical and topology.has_two_levels):
+        return Way.ONE_HOP
+    are_two_alike = topology.nodes == 2 and topology.ranks_per_node > 0
+    if pattern is Pattern.ALL_REDUCE and are_two_alike and nbytes[0] <= LATER * plan.one_shot_bytes:
+        return Way.TWO_NODES
+    return Way.TWO_HOPS
 
 
 def _why_raw(plan: Plan, topology: Topology, request: Request, codec: Codec, raw: Codec) -> str | None:

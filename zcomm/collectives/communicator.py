@@ -69,8 +69,8 @@ class Communicator:
     ) -> Work | None:
         """Sum or average tensor over all ranks, in place; bit-identical everywhere.
 
-        Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps); once
-        for small tensors (Plan.one_shot_bytes).
+        Quantized once per hop: twice flat, three times in two hops (flat.py, hierarchical.py number the steps); less
+        often where it is short (choice.way_of).
         """
         operator = reduce_op(op)
         source, target, output = self._source_and_target(tensor, output)

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from zcomm.collectives import all_to_all, flat, hierarchical
-from zcomm.collectives.choice import choose, is_one_exchange
+from zcomm.collectives import all_to_all, flat, hierarchical, two_nodes
+from zcomm.collectives.choice import Way, choose, way_of
 from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.schedule import Job, Schedule
 from zcomm.collectives.shards import balanced_shards, chunks, shards_of
@@ -18,17 +18,17 @@ from zcomm.topology import Topology
 
 MOST_CHUNKS = 256  # of one call: their steps must not use up the tags
 _KEPT_SCHEDULES = 512
-_Builders = dict[Pattern, Callable[[Job], Schedule]]
-_ONE_EXCHANGE: _Builders = {
-    Pattern.ALL_GATHER: flat.all_gather,
-    Pattern.REDUCE_SCATTER: flat.reduce_scatter,
-    Pattern.ALL_REDUCE: flat.one_shot_all_reduce,
-}
-_ONE_HOP: _Builders = _ONE_EXCHANGE | {Pattern.ALL_REDUCE: flat.all_reduce}
-_TWO_HOPS: _Builders = {
-    Pattern.ALL_GATHER: hierarchical.all_gather,
-    Pattern.REDUCE_SCATTER: hierarchical.reduce_scatter,
-    Pattern.ALL_REDUCE: hierarchical.all_reduce,
+_BUILDERS: dict[tuple[Pattern, Way], Callable[[Job], Schedule]] = {
+    (Pattern.ALL_GATHER, Way.ONE_EXCHANGE): flat.all_gather,
+    (Pattern.ALL_GATHER, Way.ONE_HOP): flat.all_gather,
+    (Pattern.ALL_GATHER, Way.TWO_HOPS): hierarchical.all_gather,
+    (Pattern.REDUCE_SCATTER, Way.ONE_EXCHANGE): flat.reduce_scatter,
+    (Pattern.REDUCE_SCATTER, Way.ONE_HOP): flat.reduce_scatter,
+    (Pattern.REDUCE_SCATTER, Way.TWO_HOPS): hierarchical.reduce_scatter,
+    (Pattern.ALL_REDUCE, Way.ONE_EXCHANGE): flat.one_shot_all_reduce,
+    (Pattern.ALL_REDUCE, Way.ONE_HOP): flat.all_reduce,
+    (Pattern.ALL_REDUCE, Way.TWO_NODES): two_nodes.all_reduce,
+    (Pattern.ALL_REDUCE, Way.TWO_HOPS): hierarchical.all_reduce,
 }
 
 Rows = Mapping[int, tuple[int, ...]]  # rank of this node -> elements that it sends to each rank
@@ -100,7 +100,6 @@ class Settler:
             at_least = -(-sum(extent.n_elems for extent in shards) // MOST_CHUNKS)
             blocks = [codec.block, intra_codec.block]
             cuts = chunks(shards, max(plan.chunk_elems, at_least), blocks)
-            is_short = is_one_exchange(plan, request.pattern, codec, counts, topology.size)
-            builders = _ONE_EXCHANGE if is_short else _TWO_HOPS if self._two_hops else _ONE_HOP
-            schedule = builders[request.pattern](Job(self._rank, topology, shards, cuts, codec, intra_codec, itemsize))
+            build = _BUILDERS[request.pattern, way_of(plan, topology, request.pattern, codec, counts)]
+            schedule = build(Job(self._rank, topology, shards, cuts, codec, intra_codec, itemsize))
         return Settled(schedule, engine_for(self._device, codec, intra_codec), uncompressed)

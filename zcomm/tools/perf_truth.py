@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zcomm.collectives.choice import is_one_exchange
+from zcomm.collectives.choice import Way, way_of
 from zcomm.collectives.request import Pattern
 from zcomm.collectives.shards import Extent, balanced_shards, shards_of
 from zcomm.plan import Plan
@@ -92,12 +92,13 @@ class Truth:
         """What zcomm must return."""
         all_reduce, size = self._collective == "all_reduce", self._topology.size
         counts = (self._n_elems,) if all_reduce else (self._n_elems // size,) * size
-        is_short = is_one_exchange(Plan(), Pattern[self._collective.upper()], codec, counts, size)
-        if all_reduce and is_short:
+        plan = Plan(hierarchical=hops == 2)
+        way = way_of(plan, self._topology, Pattern[self._collective.upper()], codec, counts)
+        if all_reduce and way is Way.ONE_EXCHANGE:
             everything = Truth("reduce_scatter", self._n_elems, self._rank, self._topology, Extent(0, self._n_elems))
             exact, bound, ordered = everything.of_codec(codec, 1)
             return Expected(exact[self.part], bound[self.part], None if ordered is None else ordered[self.part])
-        two_hops = hops == 2 and not is_short
+        two_hops = way in (Way.TWO_NODES, Way.TWO_HOPS)
         ordered = self._ordered(two_hops) if str(codec) == "raw" else None
         if self._collective == "all_gather":
             return Expected(self.exact, codec.error_bound(self.terms[0]), ordered)
@@ -113,7 +114,7 @@ class Truth:
         else:
             bound = summed([one.coded for one in sums])
             bound += rounding(FLOAT32_ROUNDOFF, len(self.terms) - 1) * summed([one.magnitude for one in sums])
-        if all_reduce:
+        if all_reduce and way is not Way.TWO_NODES:
             bound = bound + codec.error_bound(_largest(self.exact, bound))
         return Expected(self.exact, bound, ordered)
 
