@@ -24,7 +24,7 @@ from zcomm.topology import Topology
 class BreakingTurn(Turn):
     def take(self, engine, source):
         compensating = super().take(engine, source)
-        compensating.decode = self.fail
+        compensating.decode = compensating.decode_pieces = compensating.reduce = self.fail
         return compensating
 
     @staticmethod
@@ -33,7 +33,7 @@ class BreakingTurn(Turn):
 
 
 class Breaking(zcomm.Feedback):
-    """Makes the decoding of every call fail, in the communicator's thread."""
+    """Makes the end of every call fail, whether it decodes or sums, in the communicator's thread."""
 
     def of(self, key):
         residual = super().of(key)
