@@ -17,9 +17,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from zcomm.errors import ZcommError
 from zcomm.tools import cluster
 from zcomm.tools.demo import KEEP_MEMORY
 from zcomm.tools.link import Link
+from zcomm.tools.output_file import why_not_writable, write_json
 from zcomm.tools.perf_formulas import COLLECTIVES
 
 
@@ -36,24 +38,31 @@ def main() -> None:
     parser.add_argument("--ranks-per-node", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write the rows here")
     args = parser.parse_args()
+    if problem := why_not_writable("--json", args.json):
+        parser.error(problem)
+    try:
+        specs = [
+            cluster.ClusterSpec(args.nodes, args.ranks_per_node, Link.parse(link)) for link in args.links.split(",")
+        ]
+    except ZcommError as problem:
+        parser.error(str(problem))
     rows: list[dict[str, Any]] = []
     about: dict[str, Any] = {}
-    for link in args.links.split(","):
-        found = run(args, Link.parse(link))
+    for spec in specs:
+        found = run(args, spec)
         about = found["about"]
         rows += found["rows"]
     if args.json:
         about |= {"command": " ".join(["python", "bench/collectives.py", *sys.argv[1:]]), "link": args.links}
-        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"about": about, "rows": rows})
 
 
-def run(args: argparse.Namespace, link: Link) -> dict[str, Any]:
+def run(args: argparse.Namespace, spec: cluster.ClusterSpec) -> dict[str, Any]:
     """zcomm perf on a fresh cluster; what it wrote. Ends the program where it fails."""
-    spec = cluster.ClusterSpec(args.nodes, args.ranks_per_node, link)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "rows.json"
         options = ["--codec", args.codec, "--sizes", args.sizes, "--calls", args.calls, "--seconds", args.seconds]
-        options += ["--link", str(link), "--json", str(written)]
+        options += ["--link", str(spec.link), "--json", str(written)]
         command = [sys.executable, "-m", "zcomm", "perf", *args.collectives.split(","), *options]
         result = cluster.run(command, spec, environment=KEEP_MEMORY | dict(os.environ))
         if result.exit_status:

@@ -16,7 +16,6 @@ environment of their own. What the project wants to reach is judged at the end.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -32,6 +31,7 @@ from zcomm.engines.engine import NO_FINISH, Engine
 from zcomm.engines.native import NativeEngine
 from zcomm.engines.reference import ReferenceEngine
 from zcomm.tools.about import about
+from zcomm.tools.output_file import why_not_writable, write_json
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow
@@ -253,6 +253,8 @@ def main() -> None:
     parser.add_argument("--others", action="store_true", help="install pypiquant and bitsandbytes beside, and run them")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
+    if problem := why_not_writable("--json", options.json):
+        parser.error(problem)
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     only = frozenset(filter(None, options.only.split(",")))
     bench = Bench(tuple(options.engines.split(",")), only, options.rounds, Memcpy(options.n), Memory())
@@ -274,7 +276,7 @@ def main() -> None:
         print(f"{answer:<9}{target['what']:<52}{target['found']:>8} {target['wanted']:>8}")
     if options.json:
         ran = about("python bench/kernels.py", rounds=options.rounds, chunks_in_reduce=N_CHUNKS, cores_used=1)
-        options.json.write_text(json.dumps({"about": ran, "targets": targets, "rows": table}, indent=1) + "\n")
+        write_json(options.json, {"about": ran, "targets": targets, "rows": table})
 
 
 if __name__ == "__main__":

@@ -38,23 +38,37 @@ def main() -> None:
     args = parser.parse_args()
     if args.rank_output:
         run_rank(args)
-    else:
-        drive(args)
+        return
+    from zcomm.errors import ZcommError
+    from zcomm.tools.cluster import ClusterSpec
+    from zcomm.tools.link import Link
+    from zcomm.tools.output_file import why_not_writable
+
+    if problem := why_not_writable("--json", args.json):
+        parser.error(problem)
+    try:
+        links = args.links.split(",")
+        specs = {link: ClusterSpec(args.nodes, args.ranks_per_node, Link.parse(link)) for link in links}
+    except ZcommError as error:
+        parser.error(str(error))
+    drive(args, specs)
 
 
-def drive(args: argparse.Namespace) -> None:
+def drive(
+    args: argparse.Namespace,
+    specs: dict[str, Any],  # ClusterSpecs by link
+) -> None:
     """One cluster per link; print and write all rows."""
     from rich.console import Console
     from rich.table import Table
 
     from zcomm.tools import cluster
     from zcomm.tools.about import about
-    from zcomm.tools.link import Link
+    from zcomm.tools.output_file import write_json
 
     rows: list[dict[str, Any]] = []
     library = ""
-    for link in args.links.split(","):
-        spec = cluster.ClusterSpec(args.nodes, args.ranks_per_node, Link.parse(link))
+    for link, spec in specs.items():
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "rows.json"
             command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--rank-output", str(output)]
@@ -91,7 +105,7 @@ def drive(args: argparse.Namespace) -> None:
     Console(width=130).print(table)
     if args.json:
         ran = about("python bench/mpi.py", library=library, nodes=args.nodes, ranks_per_node=args.ranks_per_node)
-        args.json.write_text(json.dumps({"about": ran, "rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"about": ran, "rows": rows})
 
 
 def run_rank(args: argparse.Namespace) -> None:

@@ -9,7 +9,6 @@ what is left is what zcomm adds to the backend's own time.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ import numpy as np
 import zcomm
 from zcomm.collectives.agreement import CARD_BYTES
 from zcomm.tools.about import about
+from zcomm.tools.output_file import why_not_writable, write_json
 from zcomm.transports.local import LocalTransport, LocalWorld
 from zcomm.transports.transport import Parcel
 
@@ -71,6 +71,8 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if problem := why_not_writable("--json", args.json):
+        parser.error(problem)
     try:
         import torch
 
@@ -108,7 +110,7 @@ def main() -> None:
                 rows.append(row)
                 print(f"{name:<16}{codec:<8}{hops:<6}{row['median_us']:>12.1f}{row['p90_us']:>8.1f}")
     if args.json:
-        args.json.write_text(json.dumps({"about": about("python bench/overhead.py"), "rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"about": about("python bench/overhead.py"), "rows": rows})
 
 
 def times_us(call: Callable[[], object], n_calls: int) -> list[float]:

@@ -10,7 +10,6 @@ not depend on the link: they come from one longer run without a limit (--loss-st
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from rich.console import Console
@@ -19,6 +18,7 @@ from rich.table import Table
 from zcomm.errors import ZcommError
 from zcomm.tools import demo, demo_report
 from zcomm.tools.link import Link
+from zcomm.tools.output_file import write_json
 
 
 def main() -> None:
@@ -44,7 +44,7 @@ def main() -> None:
     console.print(table_of(rows))
     if args.json:
         about = demo.about_run(options, "python bench/training.py")
-        args.json.write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
+        write_json(args.json, {"about": about, "rows": rows})
 
 
 def row_of(report: demo_report.Report, row: demo_report.Row) -> dict[str, Any]:

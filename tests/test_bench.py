@@ -22,6 +22,7 @@ from cluster_runs import HANG_S, ROOT, environment, needs_namespaces
 import zcomm
 from zcomm.engines import native
 
+PROGRAMS = ("collectives", "kernels", "mpi", "overhead")
 ABOUT = {"command", "zcomm", "python", "numpy", "engine", "cpu", "cores", "load_average", "platform"}
 
 
@@ -36,6 +37,27 @@ def rows_of(folder: Path, program: str, *words: str) -> list[dict[str, Any]]:
     assert found["about"].keys() >= ABOUT
     assert found["about"]["command"].startswith(f"python bench/{program} ")
     return list(found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "said"),
+    [
+        *(
+            (f"{name}.py", ("--json", "/no/such/x.json"), "--json /no/such/x.json cannot be written")
+            for name in PROGRAMS
+        ),
+        ("collectives.py", ("--links", "none,fast"), "link 'fast' is not a number with a unit"),
+        ("mpi.py", ("--links", "none,fast"), "link 'fast' is not a number with a unit"),
+        ("mpi.py", ("--nodes", "0"), "nodes is 0; expected 1 to 8"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_measured(program, words, said):
+    command = [sys.executable, str(ROOT / "bench" / program), *words]
+    ended = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S, check=False)
+
+    assert ended.returncode == 2
+    assert f"error: {said}" in ended.stderr
+    assert ended.stdout == ""
 
 
 def test_overhead(tmp_path):
