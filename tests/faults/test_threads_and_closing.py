@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -277,6 +279,45 @@ def test_the_child_of_a_fork_is_told_that_the_communicator_is_its_parent_s():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=AMPLE_S, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def check_a_fork_over_gloo() -> None:
+    """Also calls that would make a communicator first are refused: over the parent's sockets they would end its run."""
+    import torch
+    import torch.distributed as dist
+
+    fresh = dist.new_group([0, 1, 2, 3])  # no communicator is over it yet
+    zcomm.all_reduce(torch.ones(9))
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a child that hangs
+        x, told = torch.ones(9), ["none"]
+        try:
+            calls = (
+                lambda group: zcomm.all_reduce(x, group=group),
+                lambda group: zcomm.ops.all_reduce(x, group=group),
+                lambda group: zcomm.ddp.State("int8", group).communicator,
+                Communicator,
+            )
+            told = [refusal(call, group) for call in calls for group in (None, fresh)]
+        finally:
+            os._exit(0 if all("forked" in each for each in told) else 1)
+    status = os.waitpid(child, 0)[1]
+    zcomm.all_reduce(x := torch.full((9,), dist.get_rank() + 1.0), group=fresh, codec="raw")
+    assert (x == 10).all()
+    assert status == 0
+
+
+def refusal(call, group) -> str:
+    try:
+        call(group)
+    except GroupError as error:
+        return str(error)
+    return "none"
+
+
+def test_the_child_of_a_fork_is_told_that_gloo_s_group_is_its_parent_s(torch_world):
+    torch_world.run(check_a_fork_over_gloo)
 
 
 def check_threads_over_mpi() -> None:

@@ -29,6 +29,15 @@ except ImportError as error:
 
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
 _tags: weakref.WeakKeyDictionary[Any, TagRanges] = weakref.WeakKeyDictionary()  # of each group
+_of_parent: weakref.WeakSet[Any] | None = None  # in the child of a fork: groups whose connections the parent uses
+
+
+def _leave_groups_with_parent() -> None:
+    global _of_parent
+    _of_parent = weakref.WeakSet(dist.distributed_c10d._world.pg_map) if dist.is_available() else None
+
+
+os.register_at_fork(after_in_child=_leave_groups_with_parent)
 
 
 class TorchTransport:
@@ -248,6 +257,11 @@ def process_group(group: Any) -> Any:
     if not isinstance(group, dist.ProcessGroup):
         raise GroupError(
             f"got a {type(group).__name__}; expected a torch.distributed.ProcessGroup, a DeviceMesh or None"
+        )
+    if _of_parent is not None and group in _of_parent:
+        raise GroupError(
+            f"this process was forked from one that had group {group.group_name!r}, whose connections and threads are "
+            "its own; start processes by spawn, or call init_process_group after the fork"
         )
     if group.rank() < 0:
         raise GroupError(f"global rank {dist.get_rank()} is not in group {group.group_name!r}")
