@@ -12,14 +12,14 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable
+from functools import lru_cache
 from time import perf_counter
 
-from zcomm.buffers import Span
+from zcomm.buffers import DType, Span
 from zcomm.collectives.conductor import FINGERPRINT_BITS, POINT_TO_POINT_STEPS, Conductor, done_or_queued
 from zcomm.collectives.context import CallContext
 from zcomm.collectives.run import HOP_SHIFT
 from zcomm.collectives.schedule import Hop
-from zcomm.collectives.stats import CollectiveStats
 from zcomm.engines.select import engine_for
 from zcomm.transports.transport import Parcel
 from zcomm.wire.codec import Codec
@@ -130,12 +130,11 @@ class PointToPoint:
         """Number and tag of the next message with a peer; a fingerprint keeps messages of another kind apart."""
         conductor = self._conductor
         conductor.check_open()
-        fingerprint = zlib.crc32(repr((span.n_elems, span.dtype, codec)).encode()) & ((1 << FINGERPRINT_BITS) - 1)
         with self._lock:
             self._numbers[name, peer] += 1
             number = self._numbers[name, peer]
-            conductor.stats.setdefault(name, CollectiveStats()).calls += 1
-        step = number % POINT_TO_POINT_STEPS
+            conductor.stats[name].calls += 1
+        step, fingerprint = number % POINT_TO_POINT_STEPS, _fingerprint(span.n_elems, span.dtype, codec)
         return number, conductor.point_to_point_tag + (step << FINGERPRINT_BITS) + fingerprint
 
     def _complete(self, name: str, peer: int, complete: Callable[[], Gate | None], async_op: bool) -> Work | None:
@@ -155,3 +154,9 @@ class PointToPoint:
             return work
         work.wait()
         return None
+
+
+@lru_cache(maxsize=4096)
+def _fingerprint(n_elems: int, dtype: DType, codec: Codec) -> int:
+    """What is equal for sender and receiver of the same message, and hardly ever for others."""
+    return zlib.crc32(repr((n_elems, dtype, codec)).encode()) & ((1 << FINGERPRINT_BITS) - 1)
