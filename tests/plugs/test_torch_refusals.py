@@ -128,10 +128,14 @@ def test_a_world_of_one_under_a_launcher_of_two_is_noticed():
             zcomm.all_reduce(torch.ones(3), codec="int8")
         except zcomm.errors.GroupError as e:
             print(e)
+        os.environ["WORLD_SIZE"] = "two"  # says nothing
+        zcomm.all_reduce(alone := torch.ones(3), codec="int8")
+        print(alone.tolist())
     """)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert "launcher started 2" in done.stdout, done.stderr
+    assert "[1.0, 1.0, 1.0]" in done.stdout, done.stderr
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")

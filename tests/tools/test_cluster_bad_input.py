@@ -53,6 +53,7 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
         ([], "no program was given"),
         (["--nodes", "2", "--"], "no program was given"),
         (["--", "no-such-program-anywhere"], "does not exist"),
+        (["--", ""], "the program '' does not exist"),
         (["--", "./no-such-file"], "does not exist"),
         (["--", "./train.py"], "not an executable file; run it by its interpreter, as in: python ./train.py"),
         (["--", "train.py"], "run as: python train.py"),

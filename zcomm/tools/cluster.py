@@ -313,7 +313,7 @@ def check_command(
         raise ClusterError(f"{program} is not an executable file; run it by its interpreter, as in: python {program}")
     if os.path.exists(program):
         raise ClusterError(f"{program} is not a program on the PATH; a file here is run as: python {program}")
-    raise ClusterError(f"the program {program} does not exist (or is not on the PATH)")
+    raise ClusterError(f"the program {program!r} does not exist (or is not on the PATH)")
 
 
 def _check_count(what: str, count: int, most: int) -> None:

@@ -240,8 +240,8 @@ def process_group(group: Any) -> Any:
         raise GroupError("torch.distributed is not initialised; call torch.distributed.init_process_group first")
     if group is None:
         group = dist.distributed_c10d._get_default_group()
-        launched = int(os.environ.get("WORLD_SIZE") or 1)
-        if group.size() == 1 and launched > 1:
+        launched = os.environ.get("WORLD_SIZE", "")
+        if group.size() == 1 and launched.isdecimal() and int(launched) > 1:
             raise GroupError(
                 f"the launcher started {launched} ranks, but this process's default group has 1: "
                 "call init_process_group with the launcher's RANK and WORLD_SIZE"
