@@ -277,8 +277,8 @@ def test_all_to_all_in_two_hops_over_gloo(torch_world, codec):
 def check_messages() -> None:
     rank, group = dist.get_rank(), group_of(3)
     x = torch.arange(1000, dtype=torch.float32) + rank
-    if rank < 3:
-        torch_calls.communicator(group)  # which all of them make
+    for each in (None, *([group] if rank < 3 else ())):
+        torch_calls.communicator(each)  # which all ranks of a group make
     if rank == 0:
         zcomm.send(x, 2, group, codec="raw")
         zcomm.isend(x, group_dst=1, group=group, codec="int8").wait()
