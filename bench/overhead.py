@@ -65,7 +65,7 @@ class SilentExchange:
 
 
 def main() -> None:
-    """Print and write one row per collective, codec and number of hops."""
+    """Print and write one row per collective, codec and way that calls go."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nbytes", type=int, default=4096, help="of the float32 input (default 4096)")
     parser.add_argument("--calls", type=int, default=3000)
@@ -85,12 +85,14 @@ def main() -> None:
 
     n_elems = args.nbytes // 16 * 4  # four equal shards
     rows = []
-    print(f"{'collective':<16}{'codec':<8}{'hops':<6}{'us per call':>12}{'p90':>8}")
-    for hops, topology in (
-        (1, zcomm.Topology(nodes=1, ranks_per_node=4)),
-        (2, zcomm.Topology(nodes=2, ranks_per_node=2)),
+    print(f"{'collective':<16}{'codec':<8}{'way':<14}{'us per call':>12}{'p90':>8}")
+    flat, two_by_two = zcomm.Topology(nodes=1, ranks_per_node=4), zcomm.Topology(nodes=2, ranks_per_node=2)
+    for way, plan, topology in (
+        ("one exchange", zcomm.Plan(), two_by_two),  # as calls of this size go
+        ("one hop", zcomm.Plan(one_shot_bytes=0), flat),
+        ("two hops", zcomm.Plan(one_shot_bytes=0), two_by_two),
     ):
-        comm = zcomm.Communicator(SilentTransport(), zcomm.Plan(), topology)
+        comm = zcomm.Communicator(SilentTransport(), plan, topology)
         for codec in ("raw", "int8", "int4"):
             whole, part = array(n_elems), array(n_elems // 4)
             for name, call in {
@@ -102,13 +104,13 @@ def main() -> None:
                 row = {
                     "collective": name,
                     "codec": codec,
-                    "hops": hops,
+                    "way": way,
                     "nbytes": 4 * n_elems,
                     "median_us": statistics.median(times),
                     "p90_us": times[len(times) * 9 // 10],
                 }
                 rows.append(row)
-                print(f"{name:<16}{codec:<8}{hops:<6}{row['median_us']:>12.1f}{row['p90_us']:>8.1f}")
+                print(f"{name:<16}{codec:<8}{way:<14}{row['median_us']:>12.1f}{row['p90_us']:>8.1f}")
     if args.json:
         write_json(args.json, {"about": about("python bench/overhead.py"), "rows": rows})
 
