@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-FORMS = ("MPI fp32", "raw", "bf16", "int8", "int4")
+FORMS = ("MPI fp32", "raw", "bf16", "int8", "int4", "int8 auto")
 WARM_UP_CALLS = 2
 FEWEST_CALLS = 7  # of each form at each size; up to --calls, as long as all forms together take less than SIZE_BUDGET_S
 SIZE_BUDGET_S = 5.0
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--links", default="100mbit,1gbit,none", help="rates as zcomm cluster takes them")
     parser.add_argument("--sizes", default="16777216", help="bytes of the float32 array, comma-separated (16 MiB)")
-    parser.add_argument("--forms", default=",".join(FORMS), help="the library's own, and zcomm's by codec")
+    parser.add_argument("--forms", default=",".join(FORMS), help="comma-separated; auto: under Plan(auto=True)")
     parser.add_argument("--calls", type=int, default=100, help="most timed calls per row (default: %(default)s)")
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--ranks-per-node", type=int, default=2)
@@ -113,12 +113,11 @@ def run_rank(args: argparse.Namespace) -> None:
     import numpy as np
     from mpi4py import MPI
 
-    import zcomm
     from zcomm.tools.cluster_counters import node_counters
 
     world = MPI.COMM_WORLD
     forms: dict[str, Any] = {
-        form: world if form == FORMS[0] else zcomm.mpi.Comm(world, form) for form in args.forms.split(",")
+        form: world if form == FORMS[0] else compressed(world, *form.split(" ")) for form in args.forms.split(",")
     }
     rows = []
     for nbytes in map(int, args.sizes.split(",")):
@@ -167,6 +166,16 @@ def run_rank(args: argparse.Namespace) -> None:
     for form, comm in forms.items():
         if form != FORMS[0]:
             comm.close()
+
+
+def compressed(world: Any, codec: str, auto: str = "") -> Any:
+    """zcomm's communicator."""
+    from dataclasses import replace
+
+    import zcomm
+    from zcomm.plugs.mpi import PLAN
+
+    return zcomm.mpi.Comm(world, codec, plan=replace(PLAN, auto=auto == "auto"))
 
 
 def _case(row: dict[str, Any]) -> tuple[str, int]:

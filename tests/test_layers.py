@@ -87,6 +87,7 @@ MAY_IMPORT = {
         "plugs/mpi.py",
         "plugs/mpi_buffers.py",
         "plugs/mpi_request.py",
+        "plugs/mpi_short.py",
         "tools/perf_mpi.py",
     },
     "pyroute2": {"tools/cluster_network.py"},

@@ -23,6 +23,7 @@ from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
 from zcomm.plan import Plan, plan_of
+from zcomm.plugs import mpi_short
 from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks
 from zcomm.plugs.mpi_request import Request
 from zcomm.reduce_op import SUM, ReduceOp
@@ -37,7 +38,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 PLAN = Plan(chunk_elems=1 << 19)  # smaller chunks than elsewhere: MPI starts messages quickly, and slow links stay full
-_OWN = {"wrapped", "communicator", "_passed"}  # attributes that are not those of the communicator inside
+_OWN = {"wrapped", "communicator", "_passed", "_short_sums"}  # attributes that are not those of the communicator inside
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")
 
 
@@ -60,6 +61,7 @@ class Comm:
         self.wrapped = comm
         self.communicator = Communicator(comm, settings if codec is None else replace(settings, codec=codec), topology)
         self._passed: dict[str, collections.Counter[str]] = {}
+        self._short_sums = mpi_short.ShortSums(comm, self.communicator.plan)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks; bit-identical everywhere. op: MPI.SUM, zcomm's AVG or premul_sum; others go to MPI."""
@@ -205,6 +207,8 @@ class Comm:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, op)
         if source is not target:
             _check_alike(target, source)
+        if name == "Allreduce" and op == MPI.SUM and self._short_sums.allreduce(source, target):
+            return self._pass("all_reduce", mpi_short.REASON)
         async_op = self._asynchronous(name)
         return _request(self.communicator.all_reduce(source, operator, None, async_op, output=target))
 

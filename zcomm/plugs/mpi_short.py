@@ -1,0 +1,64 @@
+"""Sums so short that a plan with `auto` leaves them to MPI: nothing that comes in Python is as quick as MPI's own.
+
+Told by what all ranks share, dtype and count, never by how a rank's memory lies: ranks that decided differently would
+wait for each other. zcomm still reads the arrays, so what it takes elsewhere it takes here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zcomm.buffers import DType, Span, span_of, tell_autograd
+from zcomm.collectives.arguments import check_output, check_overlap, check_writable, deliver
+from zcomm.errors import MissingExtra
+from zcomm.plan import AUTO_RAW_BYTES, Plan
+
+try:
+    from mpi4py import MPI
+except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library
+    raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
+
+REASON = f"auto: MPI's own, {AUTO_RAW_BYTES} bytes or fewer"
+_DATATYPES = {DType.FLOAT32: MPI.FLOAT, DType.FLOAT64: MPI.DOUBLE}  # that every MPI library can add
+
+
+class ShortSums:
+    """The short blocking sums of one communicator."""
+
+    def __init__(self, comm: Any, plan: Plan) -> None:
+        self._comm = comm  # mpi4py.MPI.Intracomm
+        self._is_wanted = plan.auto and str(plan.codec) != "raw"
+
+    def allreduce(
+        self,
+        source: Any,  # an array of any shape and stride in host memory
+        target: Any,  # as many elements, same dtype; source itself: in place
+    ) -> bool:
+        """MPI's sum over all ranks, if this call is one of those; whether it was.
+
+        Raises BufferError where source and target do not match, or overlap.
+        """
+        if not self._is_wanted:
+            return False
+        given = span_of(source, "sendbuf")
+        if given.dtype not in _DATATYPES or given.nbytes > AUTO_RAW_BYTES or given.device != "cpu":
+            return False
+        check_writable(target, "recvbuf")
+        tell_autograd(target)
+        if source is target:
+            into = given
+            self._comm.Allreduce(MPI.IN_PLACE, _message(into))
+        else:
+            into = span_of(target, "recvbuf")
+            check_output(into, given, given.n_elems, "as many as sendbuf has")
+            check_overlap(into, given, 0)
+            self._comm.Allreduce(_message(given), _message(into))
+        copy_back = deliver(into, target)
+        if copy_back is not None:
+            copy_back()
+        return True
+
+
+def _message(span: Span) -> list[Any]:
+    """Memory as mpi4py takes it."""
+    return [MPI.memory.fromaddress(span.address, span.nbytes), span.n_elems, _DATATYPES[span.dtype]]
