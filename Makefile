@@ -43,7 +43,7 @@ format: setup
 bench: setup
 	$(RUN) bench/kernels.py --json bench/results/kernels.json
 	$(RUN) bench/collectives.py --sizes 64K,1M,16M,64M --json bench/results/collectives.json
-	$(RUN) bench/mpi.py --sizes 65536,1048576,16777216 --json bench/results/mpi.json
+	$(RUN) bench/mpi.py --sizes 4096,65536,1048576,16777216 --json bench/results/mpi.json
 	$(RUN) bench/overhead.py --json bench/results/overhead.json
 	$(RUN) bench/training.py --json bench/results/training.json
 

@@ -65,7 +65,10 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks; bit-identical everywhere. op: MPI.SUM, zcomm's AVG or premul_sum; others go to MPI."""
-        self._allreduce("Allreduce", sendbuf, recvbuf, op)
+        if self._short_sums.plain_allreduce(sendbuf, recvbuf, op):
+            self._pass("all_reduce", mpi_short.REASON)
+        else:
+            self._allreduce("Allreduce", sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
         """Allreduce that returns a request."""

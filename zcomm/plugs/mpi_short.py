@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from zcomm.buffers import DType, Span, span_of, tell_autograd
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, deliver
 from zcomm.errors import MissingExtra
@@ -19,6 +21,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 REASON = f"auto: MPI's own, {AUTO_RAW_BYTES} bytes or fewer"
+_PLAIN = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
 _DATATYPES = {DType.FLOAT32: MPI.FLOAT, DType.FLOAT64: MPI.DOUBLE}  # that every MPI library can add
 
 
@@ -28,6 +31,20 @@ class ShortSums:
     def __init__(self, comm: Any, plan: Plan) -> None:
         self._comm = comm  # mpi4py.MPI.Intracomm
         self._is_wanted = plan.auto and str(plan.codec) != "raw"
+
+    def plain_allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
+        """allreduce() at a glance, for numpy arrays that MPI can take as they are; whether it was one of these."""
+        if not self._is_wanted or op != MPI.SUM or not _is_plain(recvbuf):
+            return False
+        if recvbuf.nbytes > AUTO_RAW_BYTES or not recvbuf.flags.writeable:
+            return False
+        if sendbuf is not MPI.IN_PLACE:
+            if not _is_plain(sendbuf) or sendbuf.dtype != recvbuf.dtype or sendbuf.size != recvbuf.size:
+                return False
+            if np.may_share_memory(sendbuf, recvbuf):
+                return False
+        self._comm.Allreduce(sendbuf, recvbuf)
+        return True
 
     def allreduce(
         self,
@@ -57,6 +74,11 @@ class ShortSums:
         if copy_back is not None:
             copy_back()
         return True
+
+
+def _is_plain(array: Any) -> bool:
+    """Whether this is a numpy array of floats that MPI adds, one beside the other."""
+    return type(array) is np.ndarray and array.dtype in _PLAIN and array.flags.c_contiguous
 
 
 def _message(span: Span) -> list[Any]:
