@@ -8,7 +8,7 @@ import pytest
 from mpi_cases import comm_of
 
 import zcomm
-from zcomm.errors import BufferError
+from zcomm.errors import BufferError, GroupError
 from zcomm.plan import AUTO_RAW_BYTES
 
 torch = pytest.importorskip("torch")
@@ -80,6 +80,10 @@ def short_sums(size: int) -> None:
             calls += 2
     comm.Allreduce(MPI.IN_PLACE, given := torch.full((3, 5), 1.0 + rank).T)
     assert torch.equal(given, torch.full((5, 3), size * (size + 1) / 2))
+    twice = np.full(9, 1.0 + rank)
+    comm.Allreduce(twice[:], twice.reshape(3, 3))  # the same memory, seen as two arrays: in place, as zcomm has it
+    assert twice.tolist() == [size * (size + 1) / 2] * 9
+    calls += 1
     stats = comm.stats()["all_reduce"]
     assert stats.uncompressed == {reason: calls + 1}
     assert (stats.calls, stats.wire_bytes) == (calls + 1, 0)
@@ -93,6 +97,9 @@ def short_sums(size: int) -> None:
     with pytest.raises(BufferError, match="recvbuf"):
         comm.Allreduce(x, np.empty(7, np.float32))
     comm.close()
+    for into in (np.empty(8, np.float32), np.empty((8, 2), np.float32)[:, 0]):
+        with pytest.raises(GroupError, match="is closed"):
+            comm.Allreduce(x, into)
 
 
 def test_auto_leaves_short_sums_to_mpi_however_memory_lies(mpi_world):

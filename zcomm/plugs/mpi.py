@@ -177,6 +177,7 @@ class Comm:
 
     def close(self) -> None:
         """Finish what is under way and free what zcomm made. The communicator inside stays as it is."""
+        self._short_sums.close()
         self.communicator.close()
 
     Free = close

@@ -32,8 +32,12 @@ class ShortSums:
         self._comm = comm  # mpi4py.MPI.Intracomm
         self._is_wanted = plan.auto and str(plan.codec) != "raw"
 
+    def close(self) -> None:
+        """Leave all calls to zcomm, which says that it is closed."""
+        self._is_wanted = False
+
     def plain_allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
-        """allreduce() at a glance, for numpy arrays that MPI can take as they are; whether it was one of these."""
+        """As allreduce(), at a glance, for numpy arrays that MPI can take as they are; op is what the caller gave."""
         if not self._is_wanted or op != MPI.SUM or not _is_plain(recvbuf):
             return False
         if recvbuf.nbytes > AUTO_RAW_BYTES or not recvbuf.flags.writeable:
@@ -62,14 +66,13 @@ class ShortSums:
             return False
         check_writable(target, "recvbuf")
         tell_autograd(target)
-        if source is target:
-            into = given
-            self._comm.Allreduce(MPI.IN_PLACE, _message(into))
-        else:
+        into = given
+        if source is not target:
             into = span_of(target, "recvbuf")
             check_output(into, given, given.n_elems, "as many as sendbuf has")
             check_overlap(into, given, 0)
-            self._comm.Allreduce(_message(given), _message(into))
+        # The same memory may come as two arrays, which MPI refuses.
+        self._comm.Allreduce(MPI.IN_PLACE if into.address == given.address else _message(given), _message(into))
         copy_back = deliver(into, target)
         if copy_back is not None:
             copy_back()
