@@ -177,6 +177,7 @@ FINALIZED = """
 from mpi4py import MPI
 import numpy, zcomm
 comm = zcomm.mpi.Comm(MPI.COMM_WORLD, codec="raw")
+auto = zcomm.mpi.Comm(MPI.COMM_WORLD, plan=zcomm.Plan("int8", auto=True))
 sums = [numpy.full(100_000, comm.rank + i, numpy.float32) for i in range(5)]
 for x in sums:
     comm.Iallreduce(MPI.IN_PLACE, x)
@@ -187,6 +188,12 @@ for call in (comm.Allreduce, comm.Iallreduce):
         call(MPI.IN_PLACE, sums[0])
     except zcomm.errors.GroupError as error:
         print(error)
+for short in (numpy.ones(3), numpy.ones(6)[::2]):  # which would be MPI's own
+    try:
+        auto.Allreduce(MPI.IN_PLACE, short)
+    except zcomm.errors.GroupError as error:
+        print(error)
+auto.close()
 comm.close()
 """
 
@@ -199,7 +206,7 @@ def test_mpi_finalize_waits_for_requests_in_flight_and_later_calls_are_told(mpi_
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=AMPLE_S, check=False)
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("MPI is finalised already; use zcomm before MPI.Finalize()") == 4
+    assert done.stdout.count("MPI is finalised already; use zcomm before MPI.Finalize()") == 8
 
 
 def communicators_side_by_side() -> None:

@@ -14,6 +14,7 @@ from zcomm.buffers import DType, Span, span_of, tell_autograd
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, deliver
 from zcomm.errors import MissingExtra
 from zcomm.plan import AUTO_RAW_BYTES, Plan
+from zcomm.transports.mpi import check_not_over
 
 try:
     from mpi4py import MPI
@@ -47,7 +48,7 @@ class ShortSums:
                 return False
             if np.may_share_memory(sendbuf, recvbuf):
                 return False
-        self._comm.Allreduce(sendbuf, recvbuf)
+        self._add(sendbuf, recvbuf)
         return True
 
     def allreduce(
@@ -72,11 +73,15 @@ class ShortSums:
             check_output(into, given, given.n_elems, "as many as sendbuf has")
             check_overlap(into, given, 0)
         # The same memory may come as two arrays, which MPI refuses.
-        self._comm.Allreduce(MPI.IN_PLACE if into.address == given.address else _message(given), _message(into))
+        self._add(MPI.IN_PLACE if into.address == given.address else _message(given), _message(into))
         copy_back = deliver(into, target)
         if copy_back is not None:
             copy_back()
         return True
+
+    def _add(self, given: Any, into: Any) -> None:
+        check_not_over()
+        self._comm.Allreduce(given, into)
 
 
 def _is_plain(array: Any) -> bool:
