@@ -260,7 +260,7 @@ def test_two_nodes_alike_swap_their_sums_of_short_messages(which, name, op):
             stats = comm.stats()["all_reduce"]
             return x, stats.wire_bytes_intra, stats.wire_bytes_inter, comm._transport.wire_bytes_sent
 
-        limit = -(-codec.nbytes(n_elems) // choice.LATER)
+        limit = -(-codec.nbytes(n_elems) // choice.TWO_NODES_FACTOR)
         settings = {"codec": codec, "intra_codec": intra_codec, "check": "never"}
         swapped = run((topology, True), program, one_shot_bytes=limit, **settings)
         expected = oracle.two_nodes_all_reduce(codec, intra_codec, inputs, topology, operator, factor)

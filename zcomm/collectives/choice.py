@@ -18,8 +18,8 @@ from zcomm.topology import Topology
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
-EARLIER = 4  # times fewer bytes than an all-reduce's, which all-gathers and reduce-scatters send in one exchange
-LATER = 16  # times Plan.one_shot_bytes: the bytes of an array whose all-reduce between two nodes swaps their sums
+ONE_EXCHANGE_DIVISOR = 4  # of Plan.one_shot_bytes: what all-gathers and reduce-scatters may send in one exchange
+TWO_NODES_FACTOR = 16  # of Plan.one_shot_bytes: the most encoded bytes of an array for which two nodes swap sums
 _MANY = 1 << 16  # elements, to see how much smaller a codec makes them
 
 
@@ -68,15 +68,15 @@ def way_of(
     if pattern is Pattern.ALL_REDUCE:
         sent = nbytes[0] * (topology.size - 1)
     elif pattern is Pattern.ALL_GATHER:
-        sent = EARLIER * max(nbytes) * (topology.size - 1)
+        sent = ONE_EXCHANGE_DIVISOR * max(nbytes) * (topology.size - 1)
     else:
-        sent = EARLIER * (sum(nbytes) - min(nbytes))
+        sent = ONE_EXCHANGE_DIVISOR * (sum(nbytes) - min(nbytes))
     if sent <= plan.one_shot_bytes:
         return Way.ONE_EXCHANGE
     if not (plan.hierarchical and topology.has_two_levels):
         return Way.ONE_HOP
     are_two_alike = topology.nodes == 2 and topology.ranks_per_node > 0
-    if pattern is Pattern.ALL_REDUCE and are_two_alike and nbytes[0] <= LATER * plan.one_shot_bytes:
+    if pattern is Pattern.ALL_REDUCE and are_two_alike and nbytes[0] <= TWO_NODES_FACTOR * plan.one_shot_bytes:
         return Way.TWO_NODES
     return Way.TWO_HOPS
 

@@ -1,7 +1,8 @@
 """A collective worked out beforehand: what is encoded where, sent to whom, summed in which order.
 
-Built once for a shape, dtype and codec (flat.py, hierarchical.py), then carried out for every call (run.py). Offsets
-count bytes in the call's scratch slab, so a schedule holds no memory and may be used by several calls at once.
+Built once for a shape, dtype and codec (flat.py, two_nodes.py, hierarchical.py, all_to_all.py), then carried out for
+every call (run.py). Offsets count bytes in the call's scratch slab, so a schedule holds no memory and may be used by
+several calls at once.
 
 [Note: scratch] Everything received has its place from the start, because receives are posted before the first send.
 Everything sent has its place until the call ends. What never leaves the rank is not kept for every chunk: the rank's
@@ -28,7 +29,7 @@ class Job(NamedTuple):
     shards: list[Extent]  # of the whole array, by rank
     cuts: list[list[Extent]]  # cuts[chunk][rank]: that chunk of that rank's shard
     codec: Codec
-    intra_codec: Codec  # of the first hop of a two-hop reduction
+    intra_codec: Codec  # of a reduction's first hop, inside the node
     itemsize: int  # bytes per element of the caller's array, to count what compression saves
 
 

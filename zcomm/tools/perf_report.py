@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from zcomm.collectives.choice import EARLIER
+from zcomm.collectives.choice import ONE_EXCHANGE_DIVISOR
 from zcomm.plan import Plan
 from zcomm.tools.about import about, cpu_model, engine
 from zcomm.tools.perf_measure import WARM_UP_CALLS
@@ -101,7 +101,8 @@ class About:
             "intra, inter: payload that one rank sends to its node and to others; ratio: those bytes in float32 / on "
             "the wire",
             "speed-up: over the fastest uncompressed form of this run and size, marked *",
-            f"calls that send at most {most} B (all_reduce), {most // EARLIER} B (others) are one exchange in any form",
+            f"calls of zcomm's that send at most {most} B (all_reduce), {most // ONE_EXCHANGE_DIVISOR} B (others) are "
+            "one exchange, whatever the hops",
             f"break-even: speed of {where} below which a codec beats bf16 in as many hops, by bytes and coding time",
         ]
         if not topology.has_two_levels:
