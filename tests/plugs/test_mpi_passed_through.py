@@ -80,6 +80,11 @@ def short_sums(size: int) -> None:
             calls += 2
     comm.Allreduce(MPI.IN_PLACE, given := torch.full((3, 5), 1.0 + rank).T)
     assert torch.equal(given, torch.full((5, 3), size * (size + 1) / 2))
+    odd = np.zeros(8 * 5 + 1, np.uint8)[rank % 2 :][:40].view(np.float64)  # on some ranks not where floats belong
+    odd[:] = 1 + rank
+    comm.Allreduce(MPI.IN_PLACE, odd)
+    assert odd.tolist() == [size * (size + 1) / 2] * 5
+    calls += 1
     twice = np.full(9, 1.0 + rank)
     comm.Allreduce(twice[:], twice.reshape(3, 3))  # the same memory, seen as two arrays: in place, as zcomm has it
     assert twice.tolist() == [size * (size + 1) / 2] * 9

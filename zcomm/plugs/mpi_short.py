@@ -85,8 +85,11 @@ class ShortSums:
 
 
 def _is_plain(array: Any) -> bool:
-    """Whether this is a numpy array of floats that MPI adds, one beside the other."""
-    return type(array) is np.ndarray and array.dtype in _PLAIN and array.flags.c_contiguous
+    """Whether this is a numpy array of floats that MPI adds, one beside the other, where mpi4py takes them."""
+    if type(array) is not np.ndarray or array.dtype not in _PLAIN:
+        return False
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
 
 
 def _message(span: Span) -> list[Any]:
