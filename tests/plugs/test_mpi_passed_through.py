@@ -124,10 +124,10 @@ def not_so_short() -> None:
         comm.Allreduce(MPI.IN_PLACE, np.ones(8, np.float32), zcomm.AVG)
         comm.Iallreduce(MPI.IN_PLACE, np.ones(8, np.float32)).Wait()
         assert comm.stats()["all_reduce"].uncompressed == {"auto: 65536 bytes or fewer": 3}
-    for settings in ({"codec": "raw", "auto": True}, {"codec": "int8"}):
+    for settings in ({"codec": "raw", "auto": True}, {"codec": "int8"}, {"auto": True, "check": "always"}):
         with comm_of(4, **settings) as comm:
             comm.Allreduce(MPI.IN_PLACE, np.ones(8, np.float32))
-            assert comm.stats()["all_reduce"].uncompressed == {}
+            assert not any("MPI's own" in reason for reason in comm.stats()["all_reduce"].uncompressed)
             assert comm.stats()["all_reduce"].wire_bytes > 0
 
 

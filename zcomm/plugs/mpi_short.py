@@ -13,7 +13,7 @@ import numpy as np
 from zcomm.buffers import DType, Span, span_of, tell_autograd
 from zcomm.collectives.arguments import check_output, check_overlap, check_writable, deliver
 from zcomm.errors import MissingExtra
-from zcomm.plan import AUTO_RAW_BYTES, Plan
+from zcomm.plan import AUTO_RAW_BYTES, Check, Plan
 from zcomm.transports.mpi import check_not_over
 
 try:
@@ -31,7 +31,7 @@ class ShortSums:
 
     def __init__(self, comm: Any, plan: Plan) -> None:
         self._comm = comm  # mpi4py.MPI.Intracomm
-        self._is_wanted = plan.auto and str(plan.codec) != "raw"
+        self._is_wanted = plan.auto and plan.check is not Check.ALWAYS and str(plan.codec) != "raw"
 
     def close(self) -> None:
         """Leave all calls to zcomm, which says that it is closed."""

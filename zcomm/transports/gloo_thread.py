@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import os
 
-VARIABLE = "ZCOMM_GLOO_BATCH"  # 0 leaves gloo's threads as they are
+VARIABLE = "ZCOMM_GLOO_BATCH"  # one of _NO leaves gloo's threads as they are
+_NO = ("0", "no", "off", "false")
 THREAD_NAME = "gloo_tcp_loop"  # as torch names them; older ones have no name and stay as they are
 _TASKS = "/proc/self/task"
 
@@ -21,7 +22,7 @@ _TASKS = "/proc/self/task"
 def make_batch() -> None:
     """Let this process's gloo threads wait for their turn. Without a way to do so, or against ZCOMM_GLOO_BATCH=0,
     nothing changes."""
-    if os.environ.get(VARIABLE) == "0" or not hasattr(os, "SCHED_BATCH"):
+    if os.environ.get(VARIABLE, "").lower() in _NO or not hasattr(os, "SCHED_BATCH"):
         return
     try:
         threads = [int(thread) for thread in os.listdir(_TASKS)]
