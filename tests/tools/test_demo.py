@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 from cluster_runs import HANG_S, ROOT, Cluster, environment, needs_namespaces
 
-from zcomm.tools import demo
+from zcomm.tools import demo, demo_plan
 from zcomm.tools.cost import BASELINES
 
 for package in ("torch", "rich", "matplotlib", "pyroute2"):
     pytest.importorskip(package)
+demo_rank = pytest.importorskip("zcomm.tools.demo_rank")
 
 RECIPE_KEYS = {
     "name",
@@ -32,6 +34,38 @@ RECIPE_KEYS = {
 def run_demo(*words):
     command = [sys.executable, "-m", "zcomm", "demo", *words]
     return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=HANG_S)
+
+
+class SlowRunner:
+    """A recipe whose steps are longer than one warm-up needs."""
+
+    def __init__(self, name, *_):
+        self.name, self.losses = name, []
+
+    def warm_up(self):
+        self.losses.append(1.0)
+        return 2 * demo_plan.SHORT_STEP_S
+
+    def step(self):
+        self.losses.append(1.0)
+
+    def measured(self, _):
+        return demo_plan.Measured(self.name, "", [1.0], self.losses, 0.0, 1)
+
+
+@pytest.mark.parametrize(("validate", "wanted"), [(True, 25), (False, 24)])
+def test_losses_are_of_as_many_steps_however_slow_a_recipe_is(validate, wanted, monkeypatch):
+    told = []
+    example = types.SimpleNamespace(Text=types.SimpleNamespace(of_standard_library=lambda: None))
+    monkeypatch.setattr(demo_rank, "Runner", SlowRunner)
+    monkeypatch.setattr(demo_rank, "say", lambda kind, **fields: told.append((kind, fields)))
+    launch = demo_plan.Launch("x.py", 2, ("fp32", "int8"), demo_plan.Model(), 2, 23, validate=validate)
+
+    demo_rank.run(launch, example)
+
+    assert [len(fields["losses"]) for kind, fields in told if kind == "measured"] == [wanted] * 2
+    planned = [fields["steps"] for kind, fields in told if kind == "planned"]
+    assert planned[-1] == sum(kind == "step" for kind, _ in told)
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,9 @@ class Launch:
     ranks_per_node: int
     recipes: tuple[str, ...]  # NO_NETWORK may be among them
     model: Model
-    warmup_steps: int  # of each recipe, not counted; one is enough where it takes over SHORT_STEP_S
+    # Of each recipe, not counted. One is enough where it takes over SHORT_STEP_S, except where losses are compared:
+    # those must be of as many steps for every recipe.
+    warmup_steps: int
     steps: int  # at most, of each recipe
     budget_s: float = float("inf")  # no recipe takes more counted steps than fit in here, except one
     validate: bool = False  # compute the validation loss after the last step

@@ -123,7 +123,7 @@ def run(launch: Launch, example: ModuleType) -> None:
     n_steps = {}
     for runner in runners:
         took_s = 0.0
-        while len(runner.losses) < launch.warmup_steps and took_s < SHORT_STEP_S:
+        while len(runner.losses) < launch.warmup_steps and (launch.validate or took_s < SHORT_STEP_S):
             took_s = runner.warm_up()
             say("step", recipe=runner.name)
         n_steps[runner.name] = launch.steps_of(took_s)

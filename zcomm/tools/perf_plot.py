@@ -50,7 +50,7 @@ def draw(
             times.set_ylabel("milliseconds per call (median, slowest rank)")
             times.set_title(f"{collective}: time", loc="left", fontsize=11)
             forms = len({row.measured.form for row in own})
-            times.legend(frameon=False, loc="upper left", handlelength=3, fontsize=9 if forms <= FEW_FORMS else 7)
+            times.legend(frameon=False, loc="best", handlelength=3, fontsize=9 if forms <= FEW_FORMS else 7)
             speedups.axhline(1, color=INK, linewidth=1)
             draw_curves(speedups, own, lambda row: row.speedup, uncompressed=False)
             speedups.set_ylim(bottom=0)
