@@ -79,6 +79,7 @@ class CtrlC:
         if name == awaited:
             os.kill(os.getpid(), signal.SIGINT)
 awaited = sys.argv.pop(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background
 sys.meta_path.insert(0, CtrlC())
 runpy.run_module("zcomm", run_name="__main__")
 """
