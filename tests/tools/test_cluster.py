@@ -297,3 +297,17 @@ def _holds(path: Path, text: bytes) -> bool:
         return text in path.read_bytes()
     except OSError:
         return False
+
+
+def test_a_cluster_s_shared_memory_is_its_own_and_ends_with_it(tmp_path):
+    """MPI libraries name what ranks share there alike in two clusters that start together."""
+    outside = Path(f"/dev/shm/zcomm-test-{os.getpid()}-outside")
+    inside = Path(f"/dev/shm/zcomm-test-{os.getpid()}-inside")
+    outside.touch()
+    try:
+        program = f"import os; print(sorted(os.listdir('/dev/shm'))); open({str(inside)!r}, 'w').close()"
+        ended = run_cluster("--quiet", "--nodes", "1", "--ranks-per-node", "1", "--", sys.executable, "-c", program)
+        assert (ended.status, ended.out.strip()) == (0, "[]"), ended.err
+        assert not inside.exists()
+    finally:
+        outside.unlink()

@@ -12,7 +12,7 @@ import signal
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWNET = 0x40000000
 
-_MS_BIND = 4096
+_MS_NOSUID, _MS_NODEV, _MS_BIND = 2, 4, 4096
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -37,6 +37,12 @@ def set_host_name(name: bytes) -> None:
 def bind_mount(source: bytes, target: bytes) -> None:
     """Let source appear at target in this process's mount namespace."""
     _check(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None), "mount")
+
+
+def mount_memory(target: bytes) -> None:
+    """Let an empty file system in memory, open to all, appear at target in this process's mount namespace."""
+    flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV)
+    _check(_libc.mount(b"tmpfs", target, b"tmpfs", flags, b"mode=1777"), "mount")
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -104,6 +104,16 @@ def build(
     return [node for node, _ in started], shaping
 
 
+def own_shared_memory() -> None:
+    """Give this process's mount namespace a /dev/shm of its own, where that works.
+
+    MPICH names what its ranks share there after process numbers and the second: two clusters that start together would
+    meet, and wait for ever. What killed ranks leave there goes with the cluster.
+    """
+    with contextlib.suppress(OSError):
+        cluster_kernel.mount_memory(b"/dev/shm")
+
+
 def name_hosts(n_nodes: int) -> bool:
     """Make node0, node1, ... resolvable in this process's mount namespace; whether that worked.
 

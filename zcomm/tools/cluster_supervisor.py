@@ -85,6 +85,8 @@ class _Supervisor:
     def build(self) -> None:
         task = self._task
         cluster_kernel.adopt_orphans()
+        if task.own_pids:
+            cluster_network.own_shared_memory()
         if task.emulated:
             self._nodes, self._shaping = cluster_network.build(
                 task.n_nodes,
