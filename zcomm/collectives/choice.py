@@ -60,7 +60,7 @@ def way_of(
 
     In one exchange an all-reduce sends all it has, size / 2 times the bytes, and adds what comes; that spares it up to
     three exchanges, so it may send plan.one_shot_bytes. An all-gather or reduce-scatter spares one, and may send a
-    quarter of that. The default is what a link of a few hundred Mbit/s carries in the time of three exchanges, 0.75 ms
+    quarter of that. The default is what a link of a few hundred Mbit/s carries in the time that three exchanges take
     over gloo. Between two nodes an all-reduce of sixteen times the bytes spares an exchange by sending more inside
     nodes only.
     """

@@ -3,7 +3,7 @@
 gloo reads its sockets in a thread of its own, which asks them again, and again, while a connection is locked by another
 thread that sends there. Sending wakes the receiver's thread. If more threads want to run than there are cores, that one
 takes the sender's core before the lock is released, and the sender's own gloo thread spins on another until the
-scheduler's tick gives the sender its core back: 4 ms at 250 Hz, for a message that takes 0.02 ms.
+scheduler's tick gives the sender its core back, 4 ms at 250 Hz.
 
 As a SCHED_BATCH thread it has the same share of the cores and gets an idle one as soon; it only does not push others
 off a busy one. No privilege is needed. It serves torch's own collectives as much as zcomm's.
