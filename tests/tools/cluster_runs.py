@@ -26,6 +26,8 @@ needs_namespaces = pytest.mark.skipif(
 
 HANG_S = 240.0  # ends a hang; never the pace of a slow machine
 
+PACKET_BYTES = 1514  # of the largest on the wire, headers and all: of a resent segment at most
+
 # rank 0 sends nbytes to rank `to` over TCP, waits for the answer, tells the time and its node's bytes
 SEND = """
 import json, os, socket, sys, time
@@ -49,7 +51,7 @@ elif rank == 0:
     connection.sendall(bytes(nbytes))
     connection.recv(1)
     seconds, sent = time.perf_counter() - start, node_counters().since(before)
-    print(json.dumps({"seconds": seconds, "tx_bytes": sent.tx_bytes}))
+    print(json.dumps({"seconds": seconds, "tx_bytes": sent.tx_bytes, "resent_segments": sent.resent_segments}))
 """
 
 

@@ -58,7 +58,9 @@ def test_ranks_of_a_node_share_its_paced_link(tmp_path: Path):
     took_s = max(rank["end"] for rank in ranks) - min(rank["start"] for rank in ranks)
     assert took_s >= 2 * 250_000 * 8 / 10e6  # two ranks share a node's link
     assert max(rank["tx"] for rank in ranks) == 500_000
-    assert report["per_node"] == [{"node": node, "tx_bytes": 500_000, "rx_bytes": 500_000} for node in (0, 1)]
+    assert report["per_node"] == [
+        {"node": node, "tx_bytes": 500_000, "rx_bytes": 500_000, "resent_segments": 0} for node in (0, 1)
+    ]
     assert report["shaping"]["rate"] == "paced in user space"
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from zcomm.collectives.stats import total
-from zcomm.tools.cluster_counters import node_counters
+from zcomm.tools.cluster_counters import NodeCounters, node_counters
 from zcomm.tools.demo_plan import NO_NETWORK, SHORT_STEP_S, Event, Launch, Measured
 from zcomm.tools.demo_stand_ins import LocalAllGather, LocalReduceScatter, Paced
 from zcomm.transports.pace import Pacer
@@ -41,7 +41,7 @@ class Runner:
         self.replace_collectives(example.torch_wire)
         self.losses: list[float] = []
         self.step_s: list[float] = []
-        self.sent_bytes = 0  # by this node, in counted steps
+        self.sent = NodeCounters(node_counters().node, 0, 0)  # by this node, in counted steps
 
     def replace_collectives(self, torch_wire: ModuleType) -> None:
         """Where the recipe is no network at all, or the network is paced in user space and torch sends."""
@@ -66,11 +66,11 @@ class Runner:
     def step(self) -> None:
         """One counted step."""
         dist.barrier()
-        sent, started = node_counters().tx_bytes, time.perf_counter()
+        before, started = node_counters(), time.perf_counter()
         self.losses.append(self.trainer.step())
         self.step_s.append(time.perf_counter() - started)
         dist.barrier()  # what this node still passes on belongs to the step
-        self.sent_bytes += node_counters().tx_bytes - sent
+        self.sent = self.sent.plus(node_counters().since(before))
 
     def measured(self, launch: Launch) -> Measured:
         """What all ranks found, after the last step."""
@@ -80,7 +80,8 @@ class Runner:
             meaning=self.recipe.meaning,
             step_s=slowest(self.step_s),
             losses=mean(self.losses),
-            inter_node_bytes_per_step=slowest([self.sent_bytes])[0] / n_steps,
+            inter_node_bytes_per_step=slowest([self.sent.tx_bytes])[0] / n_steps,
+            resent_segments_per_step=slowest([self.sent.resent_segments])[0] / n_steps,
             tokens_per_step=self.settings.batch * self.settings.context * world,
         )
         if self.trainer.compressed is not None:

@@ -32,6 +32,7 @@ class Row:
     steps_counted: int
     tokens_per_s: float
     inter_node_bytes_per_step: float
+    resent_segments_per_step: float  # of those bytes, what TCP sent again
     bytes_over_bf16_two_hop: float | None
     stats_bytes_per_step: float | None
     stats_over_counters_pct: float | None  # stats() minus counters, in % of the counters
@@ -110,6 +111,7 @@ def build(
                 steps_counted=len(m.step_s),
                 tokens_per_s=m.tokens_per_step / took_s,
                 inter_node_bytes_per_step=sent,
+                resent_segments_per_step=m.resent_segments_per_step,
                 bytes_over_bf16_two_hop=ratio(sent, two_hop.inter_node_bytes_per_step if two_hop else None),
                 stats_bytes_per_step=m.stats_bytes_per_step,
                 stats_over_counters_pct=excess_pct(m.stats_bytes_per_step, sent),
