@@ -154,12 +154,12 @@ class Worker:
             self._closed = True
             self._wake.notify()
 
-    def close(self) -> None:
-        """Finish what is queued and end the thread."""
+    def close(self, within_s: float | None = None) -> None:
+        """Finish what is queued and end the thread; after within_s it is left to itself."""
         self.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(within_s)
 
     def orphan(self) -> None:
         """Give up in the child of a fork: the thread, and what it was doing, stayed in the parent."""
@@ -206,10 +206,10 @@ os.register_at_fork(after_in_child=_orphan_all)
 
 @atexit.register
 def finish_all() -> None:
-    """Let works in flight end, before what they need does: Python ends threads that wait inside a library by aborting
-    the process."""
+    """Let works in flight end, and their threads, before what they need does: Python ends a thread that wants to run
+    while the program leaves by unwinding it, and where that meets a destructor of a library, the process aborts."""
     deadline = time.monotonic() + EXIT_GRACE_S
     for worker in list(_live):
         while not worker.idle and time.monotonic() < deadline:
-            time.sleep(0.005)
-        worker.stop()
+            time.sleep(0.005)  # not closed yet: a callback may call again
+        worker.close(max(deadline - time.monotonic(), 0.0))
