@@ -48,6 +48,45 @@ def test_a_destroyed_group_takes_its_communicator_and_thread_with_it(torch_world
     torch_world.run(check_destroyed_group)
 
 
+def check_works_in_flight_when_their_group_is_destroyed(elems: int) -> None:
+    import gc
+    import threading
+    import weakref
+
+    group = dist.new_group([0, 1, 2, 3])
+    comm = zcomm.Communicator(group, "raw")
+    go_on = threading.Event()
+    comm.all_reduce(torch.ones(3), async_op=True).add_done_callback(lambda _: go_on.wait(AMPLE_S))
+    tensors = [torch.arange(elems, dtype=torch.float32) * (dist.get_rank() + 1) + call for call in range(6)]
+    works = [comm.all_reduce(x, async_op=True) for x in tensors]
+    new_kind = torch.full((7,), float(dist.get_rank()))  # compared with other ranks' first, and begun in the worker
+    works.append(comm.all_reduce(new_kind, async_op=True))
+    dist.barrier()
+    dist.destroy_process_group(group)
+    with pytest.raises(GroupError, match="destroyed"):
+        comm.all_reduce(torch.ones(3))
+    with pytest.raises(GroupError, match="destroyed"):
+        comm.send(torch.ones(3), (comm.rank + 1) % 4)
+    dist.barrier()  # no rank goes on before all have destroyed it
+    go_on.set()
+    for call, (work, x) in enumerate(zip(works, tensors, strict=False)):
+        work.wait()
+        assert torch.equal(x, torch.arange(elems, dtype=torch.float32) * 10 + 4 * call)
+    works[-1].wait()
+    assert new_kind.tolist() == [6.0] * 7
+    comm.close()
+    kept = weakref.ref(group)
+    del group, comm, works, work
+    gc.collect()
+    assert kept() is None
+
+
+@pytest.mark.parametrize("elems", [1, 1001, 300_000])
+def test_works_in_flight_outlive_their_group(torch_world, elems):
+    """As torch's own do. Else one rank would wait for what another, quicker to destroy the group, never sent."""
+    torch_world.run(check_works_in_flight_when_their_group_is_destroyed, elems)
+
+
 def check_a_list_reused_before_wait() -> None:
     tensors = [torch.ones(10), torch.ones(3)]
     kept = list(tensors)

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 
 class Call:
-    """A call that all ranks make. Keeps the caller's arrays, and its conductor with tags and scratch, until dropped."""
+    """A call that all ranks make. Keeps the caller's arrays, the group, and its conductor with tags and scratch, until
+    dropped: other ranks wait for what this one has promised to send, though it may have destroyed the group since."""
 
-    __slots__ = ("_conductor", "_context", "_request", "_run", "_stats", "_turn", "kind", "number")
+    __slots__ = ("_conductor", "_context", "_group", "_request", "_run", "_stats", "_turn", "kind", "number")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Call:
         source, feedback = request.source, request.feedback
         self._turn = None if feedback is None else feedback.turn(source, conductor.lane)
         self._conductor = conductor
+        self._group = conductor.transport.group
         self._request = request
         self.kind = kind
         self.number = number

@@ -142,10 +142,11 @@ class Conductor:
             )
 
     def check_open(self) -> None:
-        """Raise GroupError after close, and in the child of a fork."""
+        """Raise GroupError after close, after the end of the group, and in the child of a fork."""
         self._worker.check_not_forked()
         if self._closed:
             raise GroupError(f"this communicator over {self.transport.group_name} is closed; make a new one")
+        _ = self.transport.group
 
     def check_asynchronous(self, name: str) -> None:
         """Raise TransportError where a call cannot go on in a thread of its own."""

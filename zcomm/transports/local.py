@@ -44,6 +44,7 @@ class LocalTransport(HostMemory):
     """One rank's endpoint in a LocalWorld."""
 
     name = "local"
+    group: Any = None  # nobody destroys it
     device = "cpu"
     queued = False
     why_synchronous: str | None = None

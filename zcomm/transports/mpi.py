@@ -51,6 +51,7 @@ class MpiTransport(HostMemory):
     """The ranks of an intracommunicator. Making and closing one is collective."""
 
     name = "mpi"
+    group: Any = None  # the duplicate is this transport's own
     device = "cpu"
     queued = False
 

@@ -30,6 +30,7 @@ class NcclTransport(GpuMemory):
     """The ranks of an NCCL communicator, one for each process and GPU."""
 
     name = "nccl"
+    group: Any = None  # the caller keeps it
     queued = True
     why_synchronous: str | None = None
 

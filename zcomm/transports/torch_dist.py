@@ -52,7 +52,8 @@ class TorchTransport:
         device: str | None = None,  # where parcels live: "cpu", "cuda:0"; None: where the group moves bytes
     ) -> None:
         group = process_group(group)
-        self._group = weakref.ref(group)  # torch keeps it until it is destroyed; a communicator must not do so longer
+        self._group = weakref.ref(group)  # torch keeps it until it is destroyed; only calls in flight do so longer
+        self._is_torchs = group in _groups_of_torch()  # not one made by hand
         self.rank = group.rank()
         self.size = group.size()
         self.group_name = f"group {group.group_name!r} of {self.size}"
@@ -65,14 +66,27 @@ class TorchTransport:
             make_batch()
         self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG, group.group_name))
         self._pacer = Pacer.from_environment()
+        if self._pacer is not None:
+            self._global_ranks = [dist.get_global_rank(group, rank) for rank in range(self.size)]
 
     @property
     def group(self) -> Any:
         """The process group. Raises GroupError once it is destroyed."""
+        group = self.group_in_use
+        if self._is_torchs and group not in _groups_of_torch():
+            raise self._destroyed()
+        return group
+
+    @property
+    def group_in_use(self) -> Any:
+        """The process group for a call that was made before it was destroyed, and keeps it."""
         group = self._group()
         if group is None:
-            raise GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
+            raise self._destroyed()
         return group
+
+    def _destroyed(self) -> GroupError:
+        return GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
 
     @property
     def host(self) -> TorchTransport:
@@ -114,7 +128,7 @@ class TorchTransport:
     def pace(self, peer: int, nbytes: int) -> None:
         """Where an emulated link is paced in user space, sleep as long as it would take."""
         if self._pacer is not None:
-            self._pacer.charge(nbytes, dist.get_global_rank(self.group, peer))
+            self._pacer.charge(nbytes, self._global_ranks[peer])
 
     def close(self) -> None:
         """Nothing of its own to free: the group is the user's."""
@@ -138,7 +152,7 @@ class _EagerExchange:
         self._tag = tag
         self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
         self._sends: list[tuple[int, Any]] = []
-        receive = transport.group.recv
+        receive = transport.group_in_use.recv
         self._receives: list[tuple[int, Any]] = []
         for peer, payload, mark in incoming:
             try:
@@ -148,7 +162,7 @@ class _EagerExchange:
 
     def start(self) -> None:
         transport = self._transport
-        send = transport.group.send
+        send = transport.group_in_use.send
         for peer, payload, mark in self._outgoing:
             nbytes = payload.numel()
             transport.pace(peer, nbytes)
@@ -199,7 +213,7 @@ class _BatchExchange:
         self._works: list[Any] = []
 
     def start(self) -> None:
-        group = self._transport.group
+        group = self._transport.group_in_use
         batch = [
             dist.P2POp(kind, payload, group=group, tag=self._tag, group_peer=peer)
             for kind, parcels in ((dist.irecv, self._incoming), (dist.isend, self._outgoing))
@@ -296,6 +310,12 @@ def _device_of(group: Any, device: str | None) -> torch.device:
         f"group {group.group_name!r} moves no bytes on {wanted}: that takes a group made with backend "
         '"nccl" for a GPU, "gloo" for host memory, or "cpu:gloo,cuda:nccl" for both'
     )
+
+
+def _groups_of_torch() -> dict[Any, Any]:
+    """Those that torch made and has not destroyed."""
+    groups: dict[Any, Any] = dist.distributed_c10d._world.pg_map
+    return groups
 
 
 def _has_cpu_backend(group: Any) -> bool:

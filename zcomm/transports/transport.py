@@ -55,6 +55,11 @@ class Transport(Protocol):
     queued: bool  # whether exchanges only queue work on the current stream; then all ranks must start them in one order
 
     @property
+    def group(self) -> Any:
+        """What a call keeps until it is done, None where nobody can destroy it. Raises GroupError once destroyed."""
+        ...
+
+    @property
     def host(self) -> Transport:
         """A transport of the same ranks that moves bytes between hosts; this one where there is no other."""
         ...
