@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import AbstractContextManager, nullcontext
 
 import forms
 import numpy as np
 import pytest
-from impatience import AMPLE_S, shorten
+from impatience import AMPLE_S, shorten, waiting_in_vain
 
 import zcomm
 from zcomm import Communicator, Plan, local
@@ -27,21 +28,25 @@ NOT_BY_ALL = (  # forms in which not every rank needs rank 1; its shards of unev
 BY_ALL = tuple(name for name in forms.FORMS if name not in NOT_BY_ALL)
 
 
-def late(placement: str, make_call, asynchronous: bool, comes_after: bool) -> list[str]:
+def late(placement: str, name: str, asynchronous: bool, comes_after: bool) -> list[str]:
     """What each rank was told of its second call, which rank 1 does not make, or only when all others have given up."""
     size = forms.PLACEMENTS[placement].size
+    in_two_hops = forms.PLACEMENTS[placement].has_two_levels and name != "gather_single"
     gave_up = threading.Barrier(size)
     told = [""] * size
 
     def main(transport):
         comm = Communicator(transport, Plan("int4", timeout_s=AMPLE_S, one_shot_bytes=0), forms.PLACEMENTS[placement])
-        forms.carry_out(make_call(comm))
-        shorten(comm, SHORT_S)
+        forms.carry_out(forms.FORMS[name](comm, _values(comm), "avg", np.copy))
+        patience: AbstractContextManager = waiting_in_vain(comm, {ODD}, SHORT_S)
+        if comm.rank == ODD or in_two_hops:  # where those who gave up are awaited, too
+            patience = nullcontext(shorten(comm, SHORT_S))
         if comm.rank == ODD:
             gave_up.wait(AMPLE_S)
         if comm.rank != ODD or comes_after:
             try:
-                forms.carry_out(make_call(comm), asynchronous)
+                with patience:
+                    forms.carry_out(forms.FORMS[name](comm, _values(comm), "avg", np.copy), asynchronous)
             except TransportError as error:
                 told[comm.rank] = f"{type(error).__name__}: {error}"
         if comm.rank != ODD:
@@ -63,9 +68,7 @@ def late(placement: str, make_call, asynchronous: bool, comes_after: bool) -> li
 def test_a_rank_that_does_not_come_is_named_by_every_other(placement, name, asynchronous):
     size = forms.PLACEMENTS[placement].size
 
-    told = late(
-        placement, lambda comm: forms.FORMS[name](comm, _values(comm), "avg", np.copy), asynchronous, comes_after=False
-    )
+    told = late(placement, name, asynchronous, comes_after=False)
 
     for rank, message in enumerate(told):
         if rank != ODD:
@@ -82,9 +85,7 @@ def test_a_rank_that_does_not_come_is_named_by_every_other(placement, name, asyn
 @pytest.mark.parametrize("name", NOT_BY_ALL)
 @pytest.mark.parametrize("placement", ["3", "2x2"])
 def test_where_only_some_need_the_late_rank_only_those_complain(placement, name):
-    told = late(
-        placement, lambda comm: forms.FORMS[name](comm, _values(comm), "avg", np.copy), False, comes_after=False
-    )
+    told = late(placement, name, asynchronous=False, comes_after=False)
 
     assert all(message == "" or message.startswith("PeerTimeout") for message in told)
     if name in ("reduce", "gather_single") and forms.PLACEMENTS[placement].size // 2 != ODD:
@@ -95,7 +96,7 @@ def test_where_only_some_need_the_late_rank_only_those_complain(placement, name)
 @pytest.mark.parametrize("placement", ["3", "2x2"])
 def test_a_rank_that_wakes_after_the_others_gave_up_hangs_nobody(placement, name):
     """It may succeed, as they sent their part before they gave up, or time out; then all make a new communicator."""
-    told = late(placement, lambda comm: forms.FORMS[name](comm, _values(comm), "avg", np.copy), False, comes_after=True)
+    told = late(placement, name, asynchronous=False, comes_after=True)
 
     assert all(told[rank].startswith("PeerTimeout") for rank in range(len(told)) if rank != ODD)
     assert told[ODD] == "" or told[ODD].startswith("PeerTimeout")
@@ -111,8 +112,7 @@ def test_a_rank_that_is_late_for_a_call_that_is_compared(check):
         comm = Communicator(transport, Plan("int8", check=check, timeout_s=AMPLE_S))
         if transport.rank == ODD:
             return ""
-        shorten(comm, SHORT_S)
-        with pytest.raises(PeerTimeout) as caught:
+        with waiting_in_vain(comm, {ODD}, SHORT_S), pytest.raises(PeerTimeout) as caught:
             comm.all_reduce(np.ones(9, np.float32))
         return str(caught.value)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import forms
 import numpy as np
 import pytest
-from impatience import AMPLE_S, shorten
+from impatience import AMPLE_S, shorten, waiting_in_vain
 
 import zcomm
 from zcomm import Communicator, Plan, Topology, local
@@ -355,8 +355,8 @@ def test_a_bad_argument_on_one_rank_alone_is_told_there_and_is_a_late_rank_to_th
     """Nobody but that rank can know of it: the others wait as for any rank that does not come (docs/sharp-bits.md)."""
 
     def program(comm, is_odd):
-        shorten(comm, SHORT_S)
-        comm.all_reduce(np.ones(4, np.int32 if is_odd else f))
+        with waiting_in_vain(comm, {ODD}, SHORT_S):
+            comm.all_reduce(np.ones(4, np.int32 if is_odd else f))
 
     told = called_by(3, program, Plan(timeout_s=AMPLE_S))
 
@@ -389,8 +389,7 @@ def test_a_timeout_says_what_it_waited_for():
         comm = Communicator(transport, Plan("int4", timeout_s=AMPLE_S))
         if transport.rank == ODD:
             return None
-        shorten(comm, SHORT_S)
-        with pytest.raises(PeerTimeout) as caught:
+        with waiting_in_vain(comm, {ODD}, SHORT_S), pytest.raises(PeerTimeout) as caught:
             comm.reduce_scatter_single(np.ones(5, f), np.ones(15, f), "avg")
         return str(caught.value)
 

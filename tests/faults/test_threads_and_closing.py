@@ -251,7 +251,7 @@ def program(transport):
     if transport.rank == 0:
         child = os.fork()
         if not child:
-            signal.alarm(60)  # ends a child that hangs
+            signal.alarm(180)  # ends a child that hangs
             calls = [work.wait for work in works]
             calls += [lambda: comm.all_reduce(x), lambda: comm.all_reduce(x, async_op=True), lambda: comm.send(x, 1)]
             for call in calls:
@@ -290,7 +290,7 @@ def check_a_fork_over_gloo() -> None:
     zcomm.all_reduce(torch.ones(9))
     child = os.fork()
     if not child:
-        signal.alarm(60)  # ends a child that hangs
+        signal.alarm(180)  # ends a child that hangs
         x, told = torch.ones(9), ["none"]
         try:
             calls = (

@@ -37,13 +37,13 @@ def check_all_to_all(transport) -> None:
         out = {peer: filled(transport, nbytes, 100 * transport.rank + peer) for peer in peers}
         into = {peer: transport.empty(nbytes) for peer in peers}
         exchange = transport.open(
-            [Parcel(peer, out[peer]) for peer in peers], [Parcel(peer, into[peer]) for peer in peers], tag, 20.0
+            [Parcel(peer, out[peer]) for peer in peers], [Parcel(peer, into[peer]) for peer in peers], tag, AMPLE_S
         )
         exchange.start()
         exchange.wait()
         exchange.close()
         for peer in peers:
-            assert transport.read(into[peer], 20.0) == values(nbytes, 100 * peer + transport.rank)
+            assert transport.read(into[peer], AMPLE_S) == values(nbytes, 100 * peer + transport.rank)
         assert transport.wire_bytes_sent - before == nbytes * len(peers)
 
 
@@ -59,7 +59,7 @@ def check_many_tags_sent_backwards(transport) -> None:
                 [Parcel(following, filled(transport, 50_000, number))],
                 [Parcel(preceding, into[-1])],
                 first + number,
-                20.0,
+                AMPLE_S,
             )
         )
     for exchange in reversed(exchanges):
@@ -68,16 +68,16 @@ def check_many_tags_sent_backwards(transport) -> None:
         exchange.wait()
         exchange.close()
     for number, memory in enumerate(into):
-        assert transport.read(memory, 20.0) == values(50_000, number)
+        assert transport.read(memory, AMPLE_S) == values(50_000, number)
 
 
 def check_slices(transport) -> None:
     memory = filled(transport, 100, 5)
     part = memory[32:48]
     assert transport.address(part) == transport.address(memory) + 32
-    assert transport.read(part, 20.0) == values(100, 5)[32:48]
+    assert transport.read(part, AMPLE_S) == values(100, 5)[32:48]
     transport.write(part, bytes(range(16)))
-    assert transport.read(memory, 20.0) == values(100, 5)[:32] + bytes(range(16)) + values(100, 5)[48:]
+    assert transport.read(memory, AMPLE_S) == values(100, 5)[:32] + bytes(range(16)) + values(100, 5)[48:]
 
 
 def check_tag_ranges(transport) -> None:

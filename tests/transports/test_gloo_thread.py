@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -16,8 +17,9 @@ def policies() -> dict[str, set[int]]:
     """The scheduling policies of this process's threads, by the threads' name."""
     found: dict[str, set[int]] = {}
     for thread in os.listdir("/proc/self/task"):
-        with open(f"/proc/self/task/{thread}/comm") as comm:
-            found.setdefault(comm.read().strip(), set()).add(os.sched_getscheduler(int(thread)))
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as comm:  # it may just have ended
+            name, policy = comm.read().strip(), os.sched_getscheduler(int(thread))
+            found.setdefault(name, set()).add(policy)
     return found
 
 

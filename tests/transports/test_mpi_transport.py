@@ -267,14 +267,17 @@ def while_one_of_several_is_silent(silent: int) -> None:
         into = [transport.empty(100 + rank) for rank in range(4)]
         exchange = transport.open([], [Parcel(rank, into[rank]) for rank in (1, 2, 3)], 3, 0.3)
         exchange.start()
+        MPI.COMM_WORLD.Barrier()
         with pytest.raises(PeerTimeout, match=rf"nothing came from rank {silent} within 0\.3 s"):
             exchange.wait()
         assert [(memory == rank).all() for rank, memory in enumerate(into) if rank not in (0, silent)] == [True, True]
-    elif transport.rank != silent:
-        payload = np.full(100 + transport.rank, transport.rank, np.uint8)
-        exchange = transport.open([Parcel(0, payload)], [], 3, AMPLE_S)
-        exchange.start()
-        exchange.close()
+    else:
+        if transport.rank != silent:
+            payload = np.full(100 + transport.rank, transport.rank, np.uint8)
+            exchange = transport.open([Parcel(0, payload)], [], 3, AMPLE_S)
+            exchange.start()
+            exchange.close()
+        MPI.COMM_WORLD.Barrier()  # what will come has been sent
     MPI.COMM_WORLD.Barrier()
     transport.close()
 
