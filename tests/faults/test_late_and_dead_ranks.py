@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from contextlib import AbstractContextManager, nullcontext
 
 import forms
@@ -224,6 +225,44 @@ def test_a_killed_rank_is_an_error_at_once(doomed_world):
             assert "100000 float32" in message
             complaints.append(message.split(" as int8: ")[1])
     assert any("rank 2" in complaint for complaint in complaints)  # somebody names the dead one
+
+
+def die_when_one_waits_and_the_other_has_yet_to_call() -> str:
+    import torch
+    import torch.distributed as dist
+
+    comm = Communicator(None, Plan("int8", timeout_s=AMPLE_S, one_shot_bytes=0))
+    store = dist.distributed_c10d._get_default_store()
+    x = torch.ones(1000)
+    comm.all_reduce(x)
+    if dist.get_rank() == 2:
+        store.wait(["called"])
+        os._exit(9)
+    if dist.get_rank() == 1:
+        with pytest.raises(RuntimeError):
+            dist.recv(torch.empty(1), 2)  # ends when that one has died
+    before = comm._transport.wire_bytes_sent
+    with pytest.raises(TransportError) as caught:
+        work = comm.all_reduce(x, async_op=True)
+        if dist.get_rank() == 0:
+            while comm._transport.wire_bytes_sent == before:
+                time.sleep(0.01)
+            store.set("called", "")
+        work.wait()
+    assert not isinstance(caught.value, PeerTimeout)
+    return str(caught.value)
+
+
+def test_who_waits_for_a_rank_that_heard_of_a_death_hears_of_it_too(doomed_world):
+    """Rank 1 does not begin its call, as rank 2 is dead; rank 0, which asks rank 1 first, is not left waiting."""
+    for pipe in doomed_world._pipes:
+        pipe.send((die_when_one_waits_and_the_other_has_yet_to_call, ()))
+
+    for rank in (0, 1):
+        assert doomed_world._pipes[rank].poll(AMPLE_S)
+        good, told = doomed_world._pipes[rank].recv()
+        assert good, told
+        assert "all_reduce number 2" in told
 
 
 def late_over_gloo() -> str:

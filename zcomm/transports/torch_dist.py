@@ -8,6 +8,7 @@ Over GPU memory (NCCL) each step is one grouped batch on the current stream. A g
 
 from __future__ import annotations
 
+import contextlib
 import os
 import weakref
 from collections.abc import Sequence
@@ -62,6 +63,7 @@ class TorchTransport:
         self.device = str(self._device)
         self.queued = self._device.type == "cuda"  # NCCL
         self._eager = not self.queued
+        self._hangs_up = self._eager and _backend_name(group, "cpu") == "gloo"
         if self._eager:
             make_batch()
         self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG, group.group_name))
@@ -130,6 +132,20 @@ class TorchTransport:
         if self._pacer is not None:
             self._pacer.charge(nbytes, self._global_ranks[peer])
 
+    def hang_up(self) -> None:
+        """After a failure, close gloo's connections to all ranks: who waits for this one hears at once that it gave up.
+
+        A rank asks one peer after another, and may be with this one when the peer that died has been heard of. gloo
+        itself hangs up where a wait runs out of time, and offers no other way.
+        """
+        group = self._group()
+        if group is None or not self._hangs_up:
+            return
+        for peer in range(self.size):
+            with contextlib.suppress(RuntimeError):  # that the time was up, or that this one is the dead one
+                if peer != self.rank:
+                    group.recv([self.empty(1)], peer, FIRST_TAG - 1).wait(timedelta(milliseconds=1))
+
     def close(self) -> None:
         """Nothing of its own to free: the group is the user's."""
 
@@ -158,6 +174,7 @@ class _EagerExchange:
             try:
                 self._receives.append((peer, receive([payload], peer, tag_of(tag, payload.numel(), mark))))
             except RuntimeError as error:
+                transport.hang_up()
                 raise TransportError(f"nothing can come from rank {peer}: {_first_line(error)}") from error
 
     def start(self) -> None:
@@ -169,6 +186,7 @@ class _EagerExchange:
             try:
                 self._sends.append((peer, send([payload], peer, tag_of(self._tag, nbytes, mark))))
             except RuntimeError as error:
+                transport.hang_up()
                 raise TransportError(f"rank {peer} cannot be reached: {_first_line(error)}") from error
             transport.wire_bytes_sent += nbytes  # nothing is called in between: other threads count too
 
@@ -187,6 +205,7 @@ class _EagerExchange:
                 else:
                     work.wait(timeout)
             except RuntimeError as error:
+                self._transport.hang_up()
                 raise _kind_of(error)(f"{complaint.format(peer)}: {_first_line(error)}") from error
         works.clear()
 
