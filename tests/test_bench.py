@@ -105,7 +105,7 @@ def test_collectives(tmp_path):
 @pytest.mark.skipif(mpi_world.why_not() is not None, reason=str(mpi_world.why_not()))
 def test_mpi(tmp_path):
     n = 50_000
-    words = ("--links", "none,1gbit", "--sizes", str(4 * n), "--forms", "MPI fp32,int8", "--calls", "1")
+    words = ("--links", "none,1gbit", "--sizes", str(4 * n), "--forms", "MPI fp32,int8", "--calls", "5")
     rows = rows_of(tmp_path, "mpi.py", *words, "--ranks-per-node", "1")
 
     assert [(row["link"], row["form"]) for row in rows] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from zcomm.buffers import DType
 from zcomm.engines.cuda import CudaEngine
 from zcomm.wire.registry import codec
 
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a planted fault may well crash it: no file of gigabytes is left
 library = Path(sys.argv[1])
 kernels, check = {
     "few": (cuda_checks.FEW_KERNELS, cuda_checks.check_few),
