@@ -108,6 +108,17 @@ def test_a_long_part_is_cut_into_a_bounded_number_of_chunks():
     assert len({chunks for _, chunks in results}) == 2  # ranks of a node have as many, nodes may differ
 
 
+@pytest.mark.parametrize("longer", [MOST_CHUNKS * 256 + 1, 3 * MOST_CHUNKS * 256 - 1])
+def test_a_part_comes_whole_where_a_longer_one_has_fewer_cuts(longer):
+    counts = np.full((4, 4), MOST_CHUNKS * 256)  # as many cuts as there may be
+    np.fill_diagonal(counts, longer)
+
+    results = run((Topology(nodes=2, ranks_per_node=2), True), lambda comm: send_all(comm, counts)[0], chunk_elems=1)
+
+    for rank, out in enumerate(results):
+        assert out.tobytes() == expected(counts, rank, lambda _: zcomm.codec("int8")).tobytes()
+
+
 def test_asynchronous_calls_keep_their_order_with_other_collectives():
     topology = Topology(node_of_rank=(0, 1, 0, 1, 1))
     tables = [counts_of(5, call) for call in range(1, 7)]
@@ -135,7 +146,7 @@ def test_asynchronous_calls_keep_their_order_with_other_collectives():
 def test_any_placement_any_counts_any_chunks(data):
     node_of_rank = tuple(data.draw(st.lists(st.integers(0, 3), min_size=2, max_size=7), label="node of rank"))
     size = len(node_of_rank)
-    parts = st.one_of(st.integers(0, 3), st.sampled_from([255, 256, 257, 600, 3001, 20_000]))
+    parts = st.one_of(st.integers(0, 3), st.sampled_from([255, 256, 257, 600, 3001, 4096, 4097, 20_000]))
     rows = st.lists(st.lists(parts, min_size=size, max_size=size), min_size=size, max_size=size)
     counts = np.array(data.draw(rows, label="counts"))
     outer, inner = (

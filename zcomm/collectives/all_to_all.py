@@ -118,10 +118,11 @@ def one_hop(parts: Parts) -> Schedule:
 def two_hops(parts: Parts) -> Schedule:
     """Schedule of an all-to-all through porters. See [Note: parts in chunks]."""
     layout = Layout(parts.rank, parts.topology, parts.itemsize)
-    most = max(max(row) for row in (*parts.rows.values(), parts.receives))
     unit = math.lcm(SHARD_ALIGNMENT, parts.codec.block, parts.intra_codec.block)
     usual = max(unit, parts.chunk_elems // len(parts.sends))
-    chunks = [_chunk(layout, _Slice(parts, at, usual, unit)) for at in range(len(_cuts(0, most, usual, unit)))]
+    every = {n_elems for row in (*parts.rows.values(), parts.receives) for n_elems in row}
+    most = max(len(_cuts(0, n_elems, usual, unit)) for n_elems in every)  # a longer part may have fewer, longer ones
+    chunks = [_chunk(layout, _Slice(parts, at, usual, unit)) for at in range(most)]
     return layout.schedule(chunks, _ROUTES * MOST_CHUNKS)
 
 
