@@ -6,6 +6,7 @@ zcomm.local.run(4, lambda transport: zcomm.Communicator(transport).all_reduce(x[
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -21,17 +22,28 @@ DEFAULT_TIMEOUT_S = 60.0
 _Key = tuple[int, int, int, int]  # of a message: source, target, tag, mark
 
 
+class _Receive:
+    """A message that is awaited."""
+
+    __slots__ = ("is_done", "key", "payload", "refusal")
+
+    def __init__(self, key: _Key, payload: np.ndarray) -> None:
+        self.key = key
+        self.payload = payload  # where to put the bytes
+        self.is_done = False
+        self.refusal: str | None = None  # what came was of another length
+
+
 class LocalWorld:
-    """What the ranks share: one mailbox."""
+    """What the ranks share: one mailbox. Messages that are alike arrive in the order they are sent, as over gloo."""
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise GroupError(f"a world has at least 1 rank, got {size!r}")
         self.size = size
         self.changed = threading.Condition()
-        self.posted: dict[_Key, np.ndarray] = {}  # where to put the bytes
-        self.arrived: dict[_Key, np.ndarray] = {}  # bytes sent before they were asked for
-        self.refused: dict[_Key, str] = {}  # messages of another length than was asked for
+        self.posted: dict[_Key, deque[_Receive]] = defaultdict(deque)
+        self.arrived: dict[_Key, deque[np.ndarray]] = defaultdict(deque)  # bytes sent before they were asked for
         self.failed: dict[int, BaseException] = {}  # rank -> why it will never send again
         self.tags = [TagRanges(TAG_RANGES) for _ in range(size)]  # by rank
 
@@ -92,20 +104,17 @@ class _LocalExchange:
         self._tag = tag
         self._timeout_s = timeout_s
         world = transport.world
-        self._keys = []
+        self._receives = [_Receive((peer, transport.rank, tag, mark), payload) for peer, payload, mark in incoming]
         with world.changed:
-            for peer, payload, mark in incoming:
-                key = (peer, transport.rank, tag, mark)
-                self._keys.append(key)
-                if key in world.posted:
-                    raise TransportError(f"two messages from rank {peer} with tag {tag} are awaited at once")
-                early = world.arrived.pop(key, None)
+            for receive in self._receives:
+                early = _next(world.arrived, receive.key)
                 if early is None:
-                    world.posted[key] = payload
-                elif early.size != payload.size:
-                    raise TransportError(_lengths(early, payload, key))
+                    world.posted[receive.key].append(receive)
+                elif early.size != receive.payload.size:
+                    raise TransportError(_lengths(early, receive))
                 else:
-                    payload[:] = early
+                    receive.payload[:] = early
+                    receive.is_done = True
 
     def start(self) -> None:
         world = self._transport.world
@@ -113,49 +122,64 @@ class _LocalExchange:
             for peer, payload, mark in self._outgoing:
                 key = (self._transport.rank, peer, self._tag, mark)
                 self._transport.wire_bytes_sent += payload.size
-                target = world.posted.get(key)
-                if target is None:
-                    world.arrived[key] = payload.copy()
-                    continue
-                if payload.size != target.size:
-                    world.refused[key] = _lengths(payload, target, key)
+                receive = _next(world.posted, key)
+                if receive is None:
+                    world.arrived[key].append(payload.copy())
+                elif payload.size != receive.payload.size:
+                    receive.refusal = _lengths(payload, receive)
                     world.changed.notify_all()
-                    raise TransportError(world.refused[key])
-                target[:] = payload
-                del world.posted[key]
+                    raise TransportError(receive.refusal)
+                else:
+                    receive.payload[:] = payload
+                    receive.is_done = True
             world.changed.notify_all()
 
     def wait(self) -> None:
-        world = self._transport.world
+        world, receives = self._transport.world, self._receives
         with world.changed:
             world.changed.wait_for(
                 lambda: (
                     world.failed
-                    or any(key in world.refused for key in self._keys)
-                    or not any(key in world.posted for key in self._keys)
+                    or any(receive.refusal for receive in receives)
+                    or all(receive.is_done for receive in receives)
                 ),
                 self._timeout_s,
             )
-            refused = [world.refused.pop(key) for key in self._keys if key in world.refused]
-            missing = [key[0] for key in self._keys if key in world.posted]
-            for key in self._keys:
-                world.posted.pop(key, None)
-        if refused:
-            raise TransportError(refused[0])
+            refusals = [receive.refusal for receive in receives if receive.refusal]
+            missing = [receive for receive in receives if not receive.is_done and not receive.refusal]
+            for receive in missing:
+                world.posted[receive.key].remove(receive)
+                if not world.posted[receive.key]:
+                    del world.posted[receive.key]
+        if refusals:
+            raise TransportError(refusals[0])
         if missing:
-            dead = [peer for peer in missing if peer in world.failed]
+            peers = [receive.key[0] for receive in missing]
+            dead = [peer for peer in peers if peer in world.failed]
             if dead:
                 raise TransportError(f"rank {dead[0]} failed: {world.failed[dead[0]]!r}")
             if world.failed:
-                raise TransportError(f"rank {next(iter(world.failed))} failed; nothing came from rank {missing[0]}")
-            raise PeerTimeout(f"nothing came from rank {missing[0]} within {self._timeout_s} s")
+                raise TransportError(f"rank {next(iter(world.failed))} failed; nothing came from rank {peers[0]}")
+            raise PeerTimeout(f"nothing came from rank {peers[0]} within {self._timeout_s} s")
 
     def close(self) -> None:
         pass
 
 
-def _lengths(payload: np.ndarray, target: np.ndarray, key: _Key) -> str:
-    return f"rank {key[0]} sent {payload.size} bytes where rank {key[1]} expected {target.size}"
+def _next(queues: dict[_Key, deque[T]], key: _Key) -> T | None:
+    """The first of a queue, taken out of it; None if there is none."""
+    queue = queues.get(key)
+    if queue is None:
+        return None
+    first = queue.popleft()
+    if not queue:
+        del queues[key]
+    return first
+
+
+def _lengths(payload: np.ndarray, receive: _Receive) -> str:
+    source, target = receive.key[:2]
+    return f"rank {source} sent {payload.size} bytes where rank {target} expected {receive.payload.size}"
 
 
 def run(
