@@ -152,3 +152,17 @@ def test_memory_stays_flat_over_two_thousand_calls_of_changing_size(torch_world)
     for grown, free in torch_world.run(check_memory, 2000):
         assert grown < 8 << 20
         assert free < 2 << 20
+
+
+def check_scratch_of_inference_mode() -> None:
+    comm = zcomm.Communicator(None, "raw")
+    x, y = torch.arange(400.0) + 1000 * comm.rank, torch.empty(400)
+    with torch.inference_mode():
+        comm.all_to_all_single(torch.empty(400), x.clone())  # in two hops, whose porters write to their scratch
+    comm.all_to_all_single(y, x)
+    assert y.tolist() == [1000.0 * rank + 100 * comm.rank + i for rank in range(4) for i in range(100)]
+    comm.close()
+
+
+def test_scratch_taken_in_inference_mode_is_used_outside_of_it(torch_world):
+    torch_world.run(check_scratch_of_inference_mode)

@@ -96,8 +96,9 @@ class TorchTransport:
         return TorchTransport(self.group, "cpu") if self.queued and _has_cpu_backend(self.group) else self
 
     def empty(self, nbytes: int) -> torch.Tensor:
-        """Uninitialised bytes on the group's device."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        """Uninitialised bytes on the group's device, that may be written in inference mode and outside of it."""
+        with torch.inference_mode(False):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def address(self, memory: torch.Tensor) -> int:
         """Where memory starts."""
