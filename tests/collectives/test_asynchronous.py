@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import oracle
+from impatience import AMPLE_S
 from placements import run
 
 import zcomm
@@ -91,3 +94,40 @@ def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
     for told, y in run((Topology(nodes=1, ranks_per_node=2), False), program):
         assert "async_op=True" in told[0] or told == []  # [] where the work was complete before the callback was added
         assert y.tolist() == [2.0 * i for i in range(5)]
+
+
+def test_a_message_may_be_sent_from_the_callback_of_another():
+    def program(comm):
+        x, y, sent = np.arange(10, dtype=np.float32), np.arange(5, dtype=np.float32), threading.Event()
+        if comm.rank:
+            comm.recv(x, 0, "raw")
+            comm.recv(y, 0, "raw")
+            return y.tolist()
+
+        def after(_):
+            comm.send(2 * y, 1, "raw")
+            sent.set()
+
+        comm.send(x, 1, "raw", async_op=True).add_done_callback(after)
+        assert sent.wait(AMPLE_S)
+        return (2 * y).tolist()
+
+    assert run((Topology(nodes=1, ranks_per_node=2), False), program, timeout_s=AMPLE_S) == [[0, 2, 4, 6, 8]] * 2
+
+
+def test_more_works_in_flight_than_there_are_tags():
+    started = threading.Event()
+
+    def program(comm):
+        xs = [np.full(512, i + comm.rank, np.float32) for i in range(4600)]  # two steps each, of 8191
+        comm.all_reduce(xs[0].copy(), "sum", "raw")
+        if comm.rank:
+            assert started.wait(AMPLE_S)
+        works = [comm.all_reduce(x, "sum", "raw", async_op=True) for x in xs]
+        started.set()
+        for work in works:
+            work.wait()
+        return [i for i, x in enumerate(xs) if not (x == 2 * i + 1).all()]
+
+    placement = (Topology(nodes=1, ranks_per_node=2), False)
+    assert run(placement, program, scratch_bytes=1 << 30, timeout_s=AMPLE_S) == [[], []]

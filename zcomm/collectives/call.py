@@ -29,7 +29,18 @@ class Call:
     """A call that all ranks make. Keeps the caller's arrays, the group, and its conductor with tags and scratch, until
     dropped: other ranks wait for what this one has promised to send, though it may have destroyed the group since."""
 
-    __slots__ = ("_conductor", "_context", "_group", "_request", "_run", "_stats", "_turn", "kind", "number")
+    __slots__ = (
+        "_conductor",
+        "_context",
+        "_group",
+        "_request",
+        "_run",
+        "_stats",
+        "_steps",
+        "_turn",
+        "kind",
+        "number",
+    )
 
     def __init__(
         self,
@@ -79,6 +90,7 @@ class Call:
                 if turn is not None:
                     engine = turn.take(engine, self._request.source)
                 tags = conductor.take_tags(schedule.n_tags, kind.fingerprint)
+                self._steps = conductor.steps_begun
                 self._run.begin(
                     schedule, engine, conductor.scratch, conductor.transport, tags, conductor.plan.timeout_s
                 )
@@ -94,6 +106,7 @@ class Call:
                 run.complete()
                 stats.codec_s += run.codec_s
                 stats.wait_s += run.wait_s
+                self._conductor.steps_ended = self._steps
                 return deliver(self._request, lane)
         finally:
             self._end_turn()

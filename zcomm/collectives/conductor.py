@@ -7,7 +7,9 @@ goes on in the communicator's own thread.
 does a node's swap of counts before an all-to-all in two hops. An asynchronous call that must wait begins in the worker,
 and so do all calls after it until it has begun: tags are taken in the order of calls on every rank, whichever of them
 happened to wait. So does a call whose residual an earlier call still uses, or that would need more scratch beside those
-in flight than the plan allows: that is decided on each rank alone, as it changes when bytes move, not which.
+in flight than the plan allows: that is decided on each rank alone, as it changes when bytes move, not which. And so
+does one that would begin while calls in flight have half of the tags: they are used again and again, and its first
+messages must not be taken for the last ones of a call before.
 """
 
 from __future__ import annotations
@@ -57,6 +59,8 @@ class Conductor:
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
         self._steps_taken = 1  # the first step's tags are for cards of new communicators
+        self.steps_begun = 0  # all that calls have taken
+        self.steps_ended = 0  # those up to the last call that is complete
         self._deferred = 0  # calls that have yet to begin in the worker
         self._closed = False
         weakref.finalize(self, self._worker.stop)
@@ -100,6 +104,8 @@ class Conductor:
         """Whether a call begins in the worker. See [Note: deferred calls]."""
         if self._deferred or not call.has_turn or not (idle or call.has_room):
             return True
+        if not idle and self.steps_begun - self.steps_ended > _STEPS // 2:
+            return True
         return async_op and (bool(call.kind.tellers) or self._is_new(call.kind.fingerprint))
 
     def _begin_and_complete(self, call: Call) -> Gate | None:
@@ -123,6 +129,7 @@ class Conductor:
             self._steps_taken = 1
         first = self._first_tag + (self._steps_taken << FINGERPRINT_BITS)
         self._steps_taken += count
+        self.steps_begun += count
         low = fingerprint & ((1 << FINGERPRINT_BITS) - 1)
         return range(first + low, first + (count << FINGERPRINT_BITS), 1 << FINGERPRINT_BITS)
 

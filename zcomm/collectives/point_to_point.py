@@ -146,7 +146,7 @@ class PointToPoint:
                 title = f"zcomm {name} {peer} on rank {self._conductor.transport.rank}"
                 worker = self._workers[name, peer] = Worker(title)
                 weakref.finalize(self, worker.stop)
-        if worker.idle and not async_op:
+        if not async_op and (worker.idle or worker.runs_here):  # a callback must not wait for its own thread
             return done_or_queued(complete(), async_op)
         work = Work(complete)
         worker.submit(work)
