@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import SMALL_BUCKETS, Vector, build, loss_of, train
+from saved_states import load_distributed, save_distributed
 from torch.nn.parallel import DistributedDataParallel
 
 import zcomm
@@ -70,7 +71,7 @@ def test_residuals_follow_the_rebuilt_buckets_and_stay_as_large(torch_world):
     torch_world.run(check_memory_and_rebuilding)
 
 
-def check_resume(rebuilding: bool) -> None:
+def check_resume(rebuilding: bool, through: str) -> None:
     """Five steps, saved; new objects, one backward if DDP rebuilds its buckets, loaded; five more."""
 
     def start():
@@ -83,6 +84,7 @@ def check_resume(rebuilding: bool) -> None:
     file = io.BytesIO()
     saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "zcomm": state.state_dict()}
     torch.save(saved, file)
+    saved_by_torch = save_distributed(state)
     wanted = train(model, 5, 5, optimizer)
     resumed, new_state, new_optimizer = start()
     if rebuilding:
@@ -92,25 +94,29 @@ def check_resume(rebuilding: bool) -> None:
     loaded = torch.load(file)  # tensors, numbers and strings only
     resumed.module.load_state_dict(loaded["model"])
     new_optimizer.load_state_dict(loaded["optimizer"])
-    new_state.load_state_dict(loaded["zcomm"])
+    if through == "torch.save":
+        new_state.load_state_dict(loaded["zcomm"])
+    else:
+        load_distributed(saved_by_torch, new_state)
     assert train(resumed, 5, 5, new_optimizer) == wanted
     for a, b in zip(model.parameters(), resumed.parameters(), strict=True):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("through", ["torch.save", "torch.distributed.checkpoint"])
 @pytest.mark.parametrize("rebuilding", [True, False])
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(torch_world, rebuilding):
-    torch_world.run(check_resume, rebuilding)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(torch_world, rebuilding, through):
+    torch_world.run(check_resume, rebuilding, through)
 
 
 def check_loaded_before_the_first_backward() -> None:
     model = build(**SMALL_BUCKETS)
     state = zcomm.ddp.compress(model, "int4", feedback=True)
     train(model, 3)
-    saved = state.state_dict()
+    (saved,) = state.state_dict()["residuals"]
     resumed = build(**SMALL_BUCKETS)
     new_state = zcomm.ddp.compress(resumed, "int4", feedback=True)
-    new_state.load_state_dict(saved)
+    new_state.load_state_dict({"residuals": (saved,)})
     train(resumed, 1)
     for key, residual in saved.items():  # the first layout's buckets are others
         waiting = new_state.feedback.of(key).parts
@@ -137,7 +143,7 @@ def check_overflowing_step() -> None:
         model(values).backward()
         assert model.module.vector.grad.isfinite().all() == finite
     saved = state.state_dict()
-    assert all(part.isfinite().all() for each in saved.values() for part in each["parts"].values())
+    assert all(part.isfinite().all() for each in saved["residuals"][0].values() for part in each["parts"].values())
 
 
 def test_an_overflow_does_not_stay_in_the_residual(torch_world):

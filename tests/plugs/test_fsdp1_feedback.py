@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from fsdp1_models import Vector, build, gradients, train, wrapped
 from language_model import loss_of
+from saved_states import load_distributed, save_distributed
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
@@ -54,7 +55,7 @@ def check_units(strategy: ShardingStrategy, feedback: bool) -> list[float]:
             total + parameter.grad.flatten().double().numpy()
             for total, parameter in zip(sums, model.parameters(), strict=True)
         ]
-    names = {key.rpartition(": ")[0] for key in state.state_dict()}
+    names = {key.rpartition(": ")[0] for key in (state.feedback.keys() if feedback else ())}
     assert names == ({"first", "second"} if feedback else set())
     shard = -(-N_ELEMS // size)
     mine = slice(0, None) if strategy is ShardingStrategy.NO_SHARD else slice(rank * shard, (rank + 1) * shard)
@@ -79,7 +80,7 @@ def test_what_a_step_loses_comes_back_and_units_of_one_size_are_kept_apart(torch
             assert kept < lost / 2
 
 
-def check_resume(strategy: ShardingStrategy) -> None:
+def check_resume(strategy: ShardingStrategy, through: str) -> None:
     def start():
         model = build(sharding_strategy=strategy)
         return model, zcomm.fsdp1.compress(model, "int4", feedback=zcomm.Feedback(beta=0.5))
@@ -89,16 +90,21 @@ def check_resume(strategy: ShardingStrategy) -> None:
     file = io.BytesIO()
     saved = {"model": copy.deepcopy(model.state_dict()), "zcomm": state.state_dict()}
     torch.save(saved, file)
+    saved_by_torch = save_distributed(state)
     wanted = train(model, 3)
 
     resumed, new_state = start()
     file.seek(0)
     loaded = torch.load(file)  # tensors, numbers and strings only
     resumed.load_state_dict(loaded["model"])
-    new_state.load_state_dict(loaded["zcomm"])
+    if through == "torch.save":
+        new_state.load_state_dict(loaded["zcomm"])
+    else:
+        load_distributed(saved_by_torch, new_state)
     assert train(resumed, 3) == wanted
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), resumed.parameters(), strict=True))
-    assert {key.rpartition(": ")[0] for key in new_state.state_dict()} == {"root", "blocks.0", "blocks.1", "blocks.2"}
+    known = new_state.feedback.keys()
+    assert {key.rpartition(": ")[0] for key in known} == {"root", "blocks.0", "blocks.1", "blocks.2"}
 
     forgetful, third = start()  # without the residuals the run is another
     forgetful.load_state_dict(loaded["model"])
@@ -106,19 +112,20 @@ def check_resume(strategy: ShardingStrategy) -> None:
     assert train(forgetful, 3) != wanted
 
 
+@pytest.mark.parametrize("through", ["torch.save", "torch.distributed.checkpoint"])
 @pytest.mark.parametrize("strategy", [ShardingStrategy.FULL_SHARD, ShardingStrategy.NO_SHARD], ids=lambda s: s.name)
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(torch_world, strategy):
-    torch_world.run(check_resume, strategy)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(torch_world, strategy, through):
+    torch_world.run(check_resume, strategy, through)
 
 
 def check_stale_and_refused() -> None:
     model = build()
     state = zcomm.fsdp1.compress(model, "int4", feedback=True)
     loss_of(model, 0).backward()
-    (key,) = (key for key in state.state_dict() if key.startswith("blocks.1: "))
-    saved = state.state_dict()
+    (saved,) = state.state_dict()["residuals"]
+    (key,) = (key for key in saved if key.startswith("blocks.1: "))
     saved["blocks.1: 12 elements"] = saved.pop(key)  # of a model that was another then
-    state.load_state_dict(saved)
+    state.load_state_dict({"residuals": (saved,)})
     model.zero_grad()
     loss_of(model, 1).backward()
     assert sorted(state.feedback.keys()) == sorted([key, *(each for each in saved if not each.startswith("blocks.1"))])

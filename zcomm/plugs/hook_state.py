@@ -6,6 +6,7 @@ state leaves it behind, and asks for it again where it was not the default one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,8 @@ from zcomm.plan import Plan, plan_of
 from zcomm.topology import Topology
 from zcomm.transports.torch_dist import device_in, process_group
 from zcomm.wire.codec import Codec
+
+_RESIDUALS = "residuals"  # the only key of a saved state
 
 
 class HookState:
@@ -101,21 +104,33 @@ class HookState:
             self._communicator.reset_stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's residuals as tensors, for torch.save beside model and optimizer. Save it on every rank."""
+        """This rank's residuals as tensors in one tuple, beside model and optimizer. Save it on every rank.
+
+        For torch.save, and for torch.distributed.checkpoint, which takes apart mappings but no tuples, and loads what
+        the program that loads has a place for: a new state has one for the tuple, but none for each residual.
+        """
         if self.feedback is None:
             return {}
         return {
-            key: saved | {"parts": {name: torch.from_numpy(part) for name, part in saved["parts"].items()}}
-            for key, saved in self.feedback.state_dict().items()
+            _RESIDUALS: (
+                {
+                    key: saved | {"parts": {name: torch.from_numpy(part) for name, part in saved["parts"].items()}}
+                    for key, saved in self.feedback.state_dict().items()
+                },
+            )
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(
+        self,
+        state: dict[str, Any],  # as state_dict() gave it; {}: no residuals
+    ) -> None:
         """Take this rank's residuals back."""
         if self.feedback is None:
             if state:
                 raise BufferError("the state holds residuals, but feedback is off here; make the State with feedback=")
             return
-        self.feedback.load_state_dict(state)
+        whole = state.get(_RESIDUALS, state) if isinstance(state, Mapping) else state
+        self.feedback.load_state_dict(whole[0] if isinstance(whole, tuple) and len(whole) == 1 else whole)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = self.__dict__.copy()
