@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fsdp2_models import build, gradients, train, units
+from fsdp2_models import build, gradients, mesh_of, train, units
 from language_model import Model, loss_of
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard
 
 import zcomm
 from zcomm.collectives.agreement import CARD_BYTES
-from zcomm.errors import BufferError
+from zcomm.errors import BufferError, UnsupportedError
 from zcomm.topology import Topology
 
 
@@ -66,6 +68,58 @@ def test_compressing_again_replaces_what_was_there(torch_world):
     torch_world.run(check_replacement)
 
 
+def check_part() -> None:
+    """A part of the model compressed otherwise, as one does with an embedding, and what was given up removed."""
+    model = build()
+    first = zcomm.fsdp2.compress(model, "int8", "int4", quiet=True)
+    part = zcomm.fsdp2.compress(model.blocks[0], "bf16", "bf16", quiet=True)
+    loss_of(model, 0).backward()
+    assert part.stats()["reduce_scatter"].calls == 1
+    assert 1.9 < part.stats()["reduce_scatter"].compression_ratio < 2.1
+    assert first.stats()["reduce_scatter"].calls == len(units(model)) - 1
+    assert first.stats()["all_gather"].compression_ratio > 3.5
+    second = zcomm.fsdp2.compress(model, "int8", "int4", quiet=True)
+    first.remove()
+    part.remove()
+    loss_of(model, 1).backward()
+    assert second.stats()["reduce_scatter"].calls == len(units(model))
+    assert not any(each.communicators for handle in (first, part) for each in handle._all())
+
+
+def test_a_part_compressed_otherwise_leaves_the_rest_as_it_was_and_remove_takes_out_only_its_own(torch_world):
+    torch_world.run(check_part)
+
+
+def replicated() -> Model:
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return replicate(Model(), mesh=mesh_of("4"))
+
+
+def of_two_meshes() -> Model:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
+
+    other = FSDPMeshInfo(mesh_of("2x2")["shards"], shard_mesh_dim=0)
+    return fully_shard(
+        Model(),
+        mesh=mesh_of("4"),
+        shard_placement_fn=lambda parameter: ShardPlacementResult(Shard(0), other) if parameter.ndim == 1 else None,
+    )
+
+
+def check_two_meshes() -> None:
+    model = of_two_meshes()
+    with pytest.raises(UnsupportedError, match="2 parameter groups"):
+        zcomm.fsdp2.compress(model, quiet=True)
+
+
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12), reason="one mesh for each module before torch 2.12"
+)
+def test_a_module_of_two_meshes_is_refused(torch_world):
+    torch_world.run(check_two_meshes)
+
+
 def check_refusals() -> list[str]:
     told = []
     for call in (
@@ -73,8 +127,9 @@ def check_refusals() -> list[str]:
         lambda: zcomm.fsdp2.compress(build(), weights="int9"),
         lambda: zcomm.fsdp2.compress(build(), gradients="int1"),
         lambda: zcomm.fsdp2.compress(build(), topology=Topology(nodes=3, ranks_per_node=2)),
+        lambda: zcomm.fsdp2.compress(replicated()),
     ):
-        with pytest.raises((BufferError, ValueError)) as caught:
+        with pytest.raises((BufferError, ValueError, UnsupportedError)) as caught:
             call()
         told.append(str(caught.value))
     return told
@@ -87,3 +142,4 @@ def test_bad_settings_are_refused_when_set_not_in_backward(torch_world):
     assert "fully_shard" in told[0][0]
     assert "int9" in told[0][1]
     assert "6 ranks" in told[0][3]
+    assert "zcomm.ddp" in told[0][4]

@@ -27,7 +27,7 @@ from torch import nn
 
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.errors import BufferError, MissingExtra, PlanError, TopologyError
+from zcomm.errors import BufferError, MissingExtra, PlanError, TopologyError, UnsupportedError
 from zcomm.plan import Plan, plan_of
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.reduce_op import reduce_op
@@ -63,7 +63,9 @@ def compress(
     groups (torch makes a pair per module); 3. install the collectives; 4. set prefetch; 5. say what was done, on
     rank 0.
 
-    Raises BufferError if model holds no FSDP module, ValueError (torch's) for a module with several parameter groups.
+    Of modules that an earlier call compressed, this one's settings count; what else that call compressed stays so.
+    Raises BufferError if model holds no FSDP module, UnsupportedError for a module with several parameter groups and
+    where no module is sharded (torch's `replicate`).
     """
     if not isinstance(model, nn.Module):
         raise BufferError(f"compress takes a model, got a {type(model).__name__}; pass the module given to fully_shard")
@@ -87,9 +89,10 @@ def compress(
     if topology is not None:
         for group in full:
             topology.check_size(group.size())
+    _refuse_what_fsdp2_has_no_place_for(modules, full)
     compressed = Compressed(modules, full, weights, gradients, node_weights, topology)
     for earlier in _installed_before(groups):
-        earlier.remove()
+        earlier.give_up(modules)
     n_shared = _share_node_groups(groups)
     compressed.install(prefetch)
     if not quiet and dist.get_rank() == 0:
@@ -131,14 +134,22 @@ class Compressed:
                 module.set_custom_reduce_scatter(_CompressedReduceScatter(self, self._reduce))
 
     def remove(self) -> None:
-        """Give every module torch's own collectives back and free what was made. Collective."""
+        """Give every module that is still this call's torch's own collectives back; free what was made. Collective."""
+        self.give_up(list(self.modules))
+
+    def give_up(self, modules: list[Any]) -> None:
+        """Give these modules torch's own collectives back; free what was made if none is left. Collective."""
+        given = set(map(id, modules))
         for module in self.modules:
-            module.set_custom_all_gather(DefaultAllGather())
-            module.set_custom_reduce_scatter(DefaultReduceScatter())
-            if self._prefetches:
-                module.set_modules_to_forward_prefetch([])
-        for communicators in self._all():
-            communicators.close()
+            if id(module) in given:
+                module.set_custom_all_gather(DefaultAllGather())
+                module.set_custom_reduce_scatter(DefaultReduceScatter())
+                if self._prefetches:
+                    module.set_modules_to_forward_prefetch([])
+        self.modules = [module for module in self.modules if id(module) not in given]
+        if not self.modules:
+            for communicators in self._all():
+                communicators.close()
 
     def stats(self) -> Stats:
         """Calls, bytes and seconds on this rank of all_gather, node_all_gather (hpZ) and reduce_scatter so far."""
@@ -288,6 +299,21 @@ class _CompressedReduceScatter(_Allocation, ReduceScatter):
 
 def _by_group(setting: Plan | Codec | str | None, topology: Topology | None) -> _Communicators | None:
     return None if setting is None else _Communicators(plan_of(setting), topology, {}, CollectiveStats())
+
+
+def _refuse_what_fsdp2_has_no_place_for(modules: list[Any], full_groups: set[Any]) -> None:
+    for module in modules:
+        n_groups = len(_parameter_groups(module))
+        if n_groups > 1:
+            raise UnsupportedError(
+                f"a {type(module).__name__} has {n_groups} parameter groups, over meshes that its shard_placement_fn "
+                "gives; FSDP2 takes a collective for modules of one: wrap what has another mesh as a module of its own"
+            )
+    if not full_groups and any(_parameter_groups(module) for module in modules):
+        raise UnsupportedError(
+            "no module of this model is sharded: replicate() averages gradients by torch's own all-reduce and has no "
+            "place for another; use DistributedDataParallel with zcomm.ddp, or fully_shard"
+        )
 
 
 def _installed_before(groups: list[Any]) -> list[Compressed]:
