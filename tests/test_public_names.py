@@ -42,6 +42,32 @@ def test_every_public_function_and_class_says_what_it_does():
                     assert inspect.getdoc(function), f"{name}.{member}"
 
 
+@pytest.mark.parametrize("face", ["ddp", "errors", "fsdp1", "fsdp2", "local", "mpi", "ops"])
+def test_a_module_may_be_imported_by_the_name_it_has_in_zcomm(face):
+    pytest.importorskip("torch")
+    if face == "mpi":
+        pytest.importorskip("mpi4py")
+    for program in (
+        f"import zcomm.{face}; from zcomm import {face}; assert zcomm.{face} is {face}",
+        f"from zcomm.{face} import __name__ as name; import zcomm; assert zcomm.{face}.__name__ == name",
+        f"import sys, zcomm; home = zcomm.{face}; import zcomm.{face} as again; assert again is home",
+    ):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_module_that_is_not_there_is_not_found():
+    with pytest.raises(ModuleNotFoundError, match="fsdp3"):
+        import zcomm.fsdp3  # noqa: F401
+
+
+def test_without_torch_an_import_tells_the_extra():
+    program = "import sys; sys.modules['torch'] = None; import zcomm.fsdp2"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    assert done.stderr.splitlines()[-1].startswith("zcomm.errors.MissingExtra: zcomm.fsdp2 needs torch; pip install")
+
+
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(AttributeError, match="all_reduce"):
         zcomm.all_redoce  # noqa: B018
