@@ -22,6 +22,7 @@ from zcomm.errors import (
     PeerTimeout,
     PlanError,
     ReduceOpError,
+    TransportError,
 )
 from zcomm.plugs import torch_calls
 from zcomm.plugs.torch_work import TorchWork
@@ -89,6 +90,27 @@ def test_bad_arguments_are_refused_alike_everywhere_before_a_byte_moves(torch_wo
     assert "SUM, AVG or PREMUL_SUM" in told[11]
     assert "39" in told[14]
     assert "40" in told[14]
+
+
+def check_under_fake_tensor_mode() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, known = torch.ones(1000), zcomm.Communicator(None, "raw")
+    known.all_reduce(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for call in (
+            lambda: known.all_reduce(x),
+            lambda: known.send(x, (known.rank + 1) % known.size),
+            lambda: zcomm.Communicator(None, "int8"),
+        ):
+            with pytest.raises(TransportError, match="FakeTensorMode"):
+                call()
+    known.all_reduce(x)
+    assert x.tolist() == [16.0] * 1000
+
+
+def test_a_call_that_would_move_no_bytes_is_refused(torch_world):
+    torch_world.run(check_under_fake_tensor_mode)
 
 
 def check_stranger() -> str | None:

@@ -29,6 +29,7 @@ except ImportError as error:
     raise MissingExtra("torch is not installed; pip install 'zcomm-collectives[torch]'") from error
 
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
+_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _tags: weakref.WeakKeyDictionary[Any, TagRanges] = weakref.WeakKeyDictionary()  # of each group
 _of_parent: weakref.WeakSet[Any] | None = None  # in the child of a fork: groups whose connections the parent uses
 
@@ -53,6 +54,7 @@ class TorchTransport:
         device: str | None = None,  # where parcels live: "cpu", "cuda:0"; None: where the group moves bytes
     ) -> None:
         group = process_group(group)
+        _check_not_faked()
         self._group = weakref.ref(group)  # torch keeps it until it is destroyed; only calls in flight do so longer
         self._is_torchs = group in _groups_of_torch()  # not one made by hand
         self.rank = group.rank()
@@ -73,7 +75,8 @@ class TorchTransport:
 
     @property
     def group(self) -> Any:
-        """The process group. Raises GroupError once it is destroyed."""
+        """The process group. Raises GroupError once it is destroyed, TransportError where torch would move no bytes."""
+        _check_not_faked()
         group = self.group_in_use
         if self._is_torchs and group not in _groups_of_torch():
             raise self._destroyed()
@@ -336,6 +339,12 @@ def _groups_of_torch() -> dict[Any, Any]:
     """Those that torch made and has not destroyed."""
     groups: dict[Any, Any] = dist.distributed_c10d._world.pg_map
     return groups
+
+
+def _check_not_faked() -> None:
+    """Raise TransportError under torch's FakeTensorMode, which makes its sends and receives do nothing."""
+    if _mode(_FAKE) is not None:
+        raise TransportError("a FakeTensorMode is active here, in which torch moves no bytes; call outside of it")
 
 
 def _has_cpu_backend(group: Any) -> bool:
