@@ -11,6 +11,7 @@ from placements import run
 
 import zcomm
 from zcomm import Communicator, Topology, local
+from zcomm.errors import GroupError
 
 
 def test_works_in_flight_by_the_dozen_waited_in_reverse(placement):
@@ -94,6 +95,38 @@ def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
     for told, y in run((Topology(nodes=1, ranks_per_node=2), False), program):
         assert "async_op=True" in told[0] or told == []  # [] where the work was complete before the callback was added
         assert y.tolist() == [2.0 * i for i in range(5)]
+
+
+def test_closing_in_a_callback_is_refused_and_the_works_behind_it_go_on():
+    def program(comm):
+        x, received = np.ones(1000, np.float32), np.empty(5, np.float32)
+        told, called, peer = [], threading.Semaphore(0), 1 - comm.rank
+
+        def after(_):
+            try:
+                comm.close()
+            except GroupError as error:
+                told.append(str(error))
+            called.release()
+
+        go_on = threading.Event()
+        comm.all_reduce(x, codec="raw", async_op=True).add_done_callback(lambda _: go_on.wait(AMPLE_S))
+        comm.all_reduce(x, codec="raw", async_op=True).add_done_callback(after)
+        last = comm.all_reduce(x, codec="raw", async_op=True)
+        go_on.set()
+        last.wait()
+        message = comm.recv(received, peer, "raw", async_op=True)
+        message.add_done_callback(after)
+        comm.all_reduce(x, codec="raw")  # nobody has sent before both have added it
+        comm.send(np.full(5, comm.rank, np.float32), peer, "raw")
+        for _ in range(2):
+            assert called.acquire(timeout=AMPLE_S)
+        return told, x, received
+
+    for rank, (told, x, received) in enumerate(run((Topology(nodes=1, ranks_per_node=2), False), program)):
+        assert ["from a callback" in words for words in told] == [True, True]
+        assert x.tolist() == [16.0] * 1000
+        assert received.tolist() == [1.0 - rank] * 5
 
 
 def test_a_message_may_be_sent_from_the_callback_of_another():

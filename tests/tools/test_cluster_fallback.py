@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -130,6 +131,17 @@ def test_what_stays_in_the_node_is_free(shared: str, clock: StandingClock):
 
     assert clock.slept_s == []
     assert pacer.counters(0) == pacer.counters(1) == (0, 0)
+
+
+def test_a_pacer_that_nobody_has_lets_go_of_its_file(shared: str):
+    before = os.listdir("/proc/self/fd")
+    for _ in range(3):
+        Pacer(shared, 8e6, node=0, ranks_per_node=1)
+    with Pacer(shared, 8e6, node=0, ranks_per_node=1) as pacer:
+        pass
+    pacer.close()  # once more is no error
+
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_charge_really_waits(shared: str):

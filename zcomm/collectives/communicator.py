@@ -17,7 +17,7 @@ from zcomm.collectives.packing import Packed
 from zcomm.collectives.point_to_point import PointToPoint
 from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.stats import CollectiveStats, Stats
-from zcomm.errors import BufferError, TopologyError
+from zcomm.errors import BufferError, GroupError, TopologyError
 from zcomm.graphs import outside_graphs
 from zcomm.plan import Plan, plan_of
 from zcomm.reduce_op import ReduceOp, reduce_op
@@ -360,7 +360,12 @@ class Communicator:
         self._conductor.stats.clear()
 
     def close(self) -> None:
-        """Finish what is under way, free scratch and thread. The group stays as it is."""
+        """Finish what is under way, free scratch and thread. The group stays as it is.
+
+        Raises GroupError in a callback of one of its works: those behind it would still be under way.
+        """
+        if self._conductor.runs_here or self._point_to_point.runs_here:
+            raise GroupError("close() was called from a callback of this communicator's own work; call it elsewhere")
         self._point_to_point.close()
         self._conductor.close()
         if self._owns_transport:

@@ -138,7 +138,7 @@ class Conductor:
         self._worker.check_not_forked()  # where a thread of the parent may have held the lock
         if async_op:
             self.check_asynchronous(request.name)
-        elif self._worker.runs_here:
+        elif self.runs_here:
             raise GroupError(
                 f"{request.name} was called from a callback of this communicator's own worker and would wait for "
                 "itself; pass async_op=True"
@@ -159,6 +159,11 @@ class Conductor:
         """Raise TransportError where a call cannot go on in a thread of its own."""
         if self.transport.why_synchronous is not None:
             raise TransportError(f"{name}: {self.transport.why_synchronous}")
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this is its worker's thread, in a callback."""
+        return self._worker.runs_here
 
     def close(self) -> None:
         """Finish what is under way, free scratch and thread. In the child of a fork nothing is: all is the parent's."""

@@ -119,6 +119,12 @@ class PointToPoint:
 
         return self._complete("recv", peer, complete, async_op)
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether this is one of its workers' threads, in a callback."""
+        with self._lock:
+            return any(worker.runs_here for worker in self._workers.values())
+
     def close(self) -> None:
         """Finish what is under way and end the threads."""
         with self._lock:

@@ -16,6 +16,7 @@ import os
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -53,6 +54,8 @@ class Pacer:
             raise ClusterError(
                 f"{FILE_VARIABLE}={path} cannot be shared ({problem}); it lives as long as its zcomm cluster"
             ) from problem
+        self.close = weakref.finalize(self, _let_go, self._records, self._fd)  # or else when nobody has it any more
+        self.close.atexit = False  # works in flight may still be paced
         self._n_nodes = len(self._records) // _RECORD.size
 
     @classmethod
@@ -103,11 +106,6 @@ class Pacer:
             _, tx_bytes, rx_bytes = self._read(node)
         return tx_bytes, rx_bytes
 
-    def close(self) -> None:
-        """Let go of the shared file."""
-        self._records.close()
-        os.close(self._fd)
-
     def __enter__(self) -> Pacer:
         return self
 
@@ -128,3 +126,8 @@ class Pacer:
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+
+def _let_go(records: mmap.mmap, fd: int) -> None:
+    records.close()
+    os.close(fd)
