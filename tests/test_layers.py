@@ -86,6 +86,7 @@ MAY_IMPORT = {
         "transports/mpi.py",
         "plugs/mpi.py",
         "plugs/mpi_buffers.py",
+        "plugs/mpi_datatypes.py",
         "plugs/mpi_request.py",
         "plugs/mpi_short.py",
         "tools/perf_mpi.py",

@@ -24,7 +24,8 @@ from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
 from zcomm.plan import Plan, plan_of
 from zcomm.plugs import mpi_short
-from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks
+from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks, read_part
+from zcomm.plugs.mpi_datatypes import Places
 from zcomm.plugs.mpi_request import Request
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
@@ -236,12 +237,13 @@ class Comm:
         async_op = self._asynchronous(name)
         if target.apart:
             return _request(comm.all_gather(target.apart, source, None, async_op))
-        return _request(comm.all_gather_single(target.whole, source, None, async_op, counts=target.counts))
+        work = comm.all_gather_single(target.whole, source, None, async_op, counts=target.counts)
+        return _request(work, _delivery(target.places))
 
     def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
         comm, is_root = self.communicator, self.communicator.rank == root
         target = read_blocks(recvbuf, "recvbuf", comm.size, name.endswith("v")) if is_root else None
-        source = self._source(sendbuf, target) if is_root else read(sendbuf, "sendbuf")
+        source = self._source(sendbuf, target) if is_root else read_part(sendbuf, "sendbuf")[0]
         if self._operator("gather", MPI.SUM, source, *_given(target)) is None:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, root)
         async_op = self._asynchronous(name)
@@ -249,22 +251,25 @@ class Comm:
             return _request(comm.gather_single(None, source, root, None, async_op))
         if target.apart:
             return _request(comm.gather(source, target.apart, root, None, async_op))
-        return _request(comm.gather_single(target.whole, source, root, None, async_op, counts=target.counts))
+        work = comm.gather_single(target.whole, source, root, None, async_op, counts=target.counts)
+        return _request(work, _delivery(target.places))
 
     def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
         comm, is_root = self.communicator, self.communicator.rank == root
         source = read_blocks(sendbuf, "sendbuf", comm.size, name.endswith("v")) if is_root else None
-        target = source if is_root and _in_place(recvbuf) else read(recvbuf, "recvbuf")
+        target, places = (source, None) if is_root and _in_place(recvbuf) else read_part(recvbuf, "recvbuf")
         if self._operator("scatter", MPI.SUM, target, *_given(source)) is None:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, root)
         async_op = self._asynchronous(name)
         if isinstance(target, Blocks):  # in place: the root's own block stays as it is
             target = _copied(target.each(comm.size, "sendbuf")[root])
         if source is None:
-            return _request(comm.scatter_single(target, None, root, None, async_op))
-        if source.apart:
-            return _request(comm.scatter(target, source.apart, root, None, async_op))
-        return _request(comm.scatter_single(target, source.whole, root, None, async_op, counts=source.counts))
+            work = comm.scatter_single(target, None, root, None, async_op)
+        elif source.apart:
+            work = comm.scatter(target, source.apart, root, None, async_op)
+        else:
+            work = comm.scatter_single(target, source.whole, root, None, async_op, counts=source.counts)
+        return _request(work, _delivery(places))
 
     def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
         comm, vector = self.communicator, name.endswith("v")
@@ -275,9 +280,11 @@ class Comm:
         async_op = self._asynchronous(name)
         if source is target or source.apart or target.apart:
             outputs, inputs = target.each(comm.size, "recvbuf"), source.each(comm.size, "sendbuf")
-            return _request(comm.all_to_all(outputs, inputs, None, async_op))
-        splits = target.counts, source.counts
-        return _request(comm.all_to_all_single(target.whole, source.whole, *splits, None, async_op))
+            work = comm.all_to_all(outputs, inputs, None, async_op)
+        else:
+            splits = target.counts, source.counts
+            work = comm.all_to_all_single(target.whole, source.whole, *splits, None, async_op)
+        return _request(work, _delivery(target.places))
 
     def _reduce_scatter(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, counts: Any = None) -> Any:
         comm = self.communicator
@@ -300,8 +307,6 @@ class Comm:
         def deliver() -> None:
             first[...] = result
 
-        if work is None:
-            deliver()
         return _request(work, deliver)
 
     def _reduce_scatter_counted(self, name: str, sendbuf: Any, recvbuf: Any, counts: Any, op: Any) -> Any:
@@ -313,7 +318,7 @@ class Comm:
     def _source(self, sendbuf: Any, target: Any) -> Any:
         """What this rank gives: its own block of target where the call is in place."""
         if not _in_place(sendbuf):
-            return read(sendbuf, "sendbuf")
+            return read_part(sendbuf, "sendbuf")[0]
         return target if isinstance(target, Other) else target.each(self.communicator.size, "recvbuf")[self.rank]
 
     def _operator(self, collective: str, op: Any, *buffers: Any) -> ReduceOp | None:
@@ -368,8 +373,19 @@ def _check_alike(target: Any, source: Any) -> None:
         )
 
 
-def _request(work: Work | None, deliver: Callable[[], None] | None = None) -> Request | None:
-    return None if work is None else Request(work, deliver)
+def _request(
+    work: Work | None,  # None: complete
+    deliver: Callable[[], None] | None = None,  # what is left to do then
+) -> Request | None:
+    if work is not None:
+        return Request(work, deliver)
+    if deliver is not None:
+        deliver()
+    return None
+
+
+def _delivery(places: Places | None) -> Callable[[], None] | None:
+    return None if places is None else places.deliver
 
 
 def _op_name(op: Any) -> str:

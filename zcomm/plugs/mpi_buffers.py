@@ -3,11 +3,12 @@
 
 A bare array may have any strides: its elements count in C order. In a list the memory counts, as MPI does it, so it
 must be contiguous, in C's order or Fortran's. What holds no floats is `Other`, and goes to MPI as it came. v-forms have
-counts and displacements for each rank in place of one.
+counts and displacements for each rank in place of one. Datatypes of the program's own: mpi_datatypes.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from operator import index
 from typing import Any, NamedTuple
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zcomm.buffers import DType, span_of
+from zcomm.collectives.arguments import check_writable
 from zcomm.errors import BufferError, MissingExtra
+from zcomm.plugs.mpi_datatypes import Places, dtype_of, element_dtype
 
 try:
     from mpi4py import MPI
@@ -24,7 +27,6 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
 
 _FLOATS = {dtype.spelling for dtype in DType}
 _NUMPY_FLOATS = {dtype.numpy for dtype in DType}  # in this machine's byte order
-_BY_TYPESTR = {"f2": DType.FLOAT16, "f4": DType.FLOAT32, "f8": DType.FLOAT64}
 
 
 class Other(NamedTuple):
@@ -50,7 +52,7 @@ def read(
     array = _array(memory)
     name = _dtype_name(array)
     if datatype is not None and hasattr(array, "dtype"):
-        dtype = _dtype_of(datatype)
+        dtype = dtype_of(datatype)
         if dtype is None:
             return Other(datatype.name or "a datatype of the program's own")
         array = _reinterpreted(array, dtype, role, is_counted or count is not None)
@@ -71,6 +73,7 @@ class Blocks(NamedTuple):
     whole: Any  # all blocks side by side, in rank order; None where they are not
     apart: list[Any]  # the blocks, where they are not side by side
     counts: tuple[int, ...] | None  # elements of each; None: all equal, and their number is whole's
+    places: Places | None = None  # where they belong, if whole is a copy
 
     def each(self, size: int, role: str) -> list[Any]:
         """The blocks one by one. Raises BufferError where the memory is strided, or cannot be shared equally."""
@@ -91,6 +94,9 @@ def read_blocks(
     vector: bool,  # as mpi4py's v-forms take it: counts and displacements for each rank
 ) -> Any:  # Blocks, or Other
     """The blocks that a message means, by mpi4py's rules: what is not said is shared as equally as it can be."""
+    places = _places(message, role, size, vector)
+    if places is not None:
+        return Blocks(places.array, [], places.counts if vector else None, places)
     if not vector:
         array = read(message, role, size)
         return array if isinstance(array, Other) else Blocks(array, [], None)
@@ -105,9 +111,7 @@ def read_blocks(
         counts = [len(flat) // size + (len(flat) % size > rank) for rank in range(size)]
     counts = one_each(counts, size, role, "counts")
     starts = [0, *accumulate(counts)]
-    if displacements is not None and not hasattr(displacements, "__len__"):
-        displacements = [rank * _whole(displacements, role, "displacement") for rank in range(size)]
-    displacements = starts[:-1] if displacements is None else one_each(displacements, size, role, "displacements")
+    displacements = _displacements(displacements, counts, size, role)
     ends = [at + count for at, count in zip(displacements, counts, strict=True)]
     if max(ends) > len(flat):
         raise BufferError(
@@ -116,6 +120,57 @@ def read_blocks(
     if list(displacements) == starts[:-1]:
         return Blocks(flat[: starts[-1]], [], counts)
     return Blocks(None, [flat[at:end] for at, end in zip(displacements, ends, strict=True)], counts)
+
+
+def read_part(
+    message: Any,  # as mpi4py takes it
+    role: str,
+) -> tuple[Any, Places | None]:
+    """As read(), also for datatypes of the program's own; and where the elements belong, if the array is a copy."""
+    places = _places(message, role, 1, vector=False)
+    return (read(message, role), None) if places is None else (places.array, places)
+
+
+def _places(message: Any, role: str, size: int, vector: bool) -> Places | None:
+    """Where the floats of a datatype of the program's own lie; None for other messages."""
+    if not isinstance(message, (list, tuple)):
+        return None
+    datatype = _items(message, role)[3]
+    if datatype is None or datatype == MPI.DATATYPE_NULL or datatype.is_predefined or datatype.extent <= 0:
+        return None
+    dtype = element_dtype(datatype)
+    array = _array(message[0])
+    if dtype is None or getattr(array, "is_cuda", False) or not hasattr(array, "dtype"):
+        return None
+    flat = flattened(_in_memory_order(array), role)
+    address = flat.data_ptr() if hasattr(flat, "data_ptr") else flat.ctypes.data
+    n_items = flat.nbytes // datatype.extent
+    if role == "recvbuf":
+        check_writable(array, role)
+    counts, displacements = _items(message, role)[1:3]
+    if not vector:
+        _, count, first, _ = _parts(message, role)
+        count = (n_items - first) // size if count is None else count
+        counts, displacements = [count] * size, [first + rank * count for rank in range(size)]
+    else:
+        if counts is None:
+            counts = [n_items // size + (n_items % size > rank) for rank in range(size)]
+        counts = one_each(counts, size, role, "counts")
+        displacements = _displacements(displacements, counts, size, role)
+    return Places(message[0], address, counts, displacements, datatype, dtype, is_target=role == "recvbuf")
+
+
+def _displacements(given: Any, counts: Sequence[int], size: int, role: str) -> Sequence[int]:
+    """Of each block: as given, a number alone being the distance of one from the next; else one after the other."""
+    if given is None:
+        return [0, *accumulate(counts)][:-1]
+    if not hasattr(given, "__len__"):
+        return [rank * _whole(given, role, "displacement") for rank in range(size)]
+    found = [_whole(number, role, "displacements") for number in given]
+    if len(found) == size:
+        starts = accumulate(counts, initial=0)  # of a block of nothing it does not matter where it lies
+        found = [at if count else start for at, count, start in zip(found, counts, starts, strict=False)]
+    return one_each(found, size, role, "displacements")
 
 
 def one_each(numbers: Any, size: int, role: str, what: str) -> tuple[int, ...]:
@@ -218,15 +273,6 @@ def _dtype_name(array: Any) -> str:
     if dtype is None:
         return f"a {type(array).__name__}"
     return str(getattr(dtype, "name", None) or dtype).removeprefix("torch.")
-
-
-def _dtype_of(datatype: Any) -> DType | None:
-    """The float dtype of an MPI datatype, or None."""
-    if not datatype.is_predefined:
-        return None
-    if datatype == getattr(MPI, "BFLOAT16_T", MPI.DATATYPE_NULL) != MPI.DATATYPE_NULL:
-        return DType.BFLOAT16
-    return _BY_TYPESTR.get(datatype.typestr)
 
 
 def _reinterpreted(
