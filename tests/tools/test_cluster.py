@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from cluster_runs import (
     ALLOWED,
     HANG_S,
     PACKET_BYTES,
+    ROOT,
     SEND,
     Cluster,
     environment,
@@ -307,9 +311,62 @@ def test_a_cluster_s_shared_memory_is_its_own_and_ends_with_it(tmp_path):
     inside = Path(f"/dev/shm/zcomm-test-{os.getpid()}-inside")
     outside.touch()
     try:
-        program = f"import os; print(sorted(os.listdir('/dev/shm'))); open({str(inside)!r}, 'w').close()"
+        program = (
+            "import os; print([name for name in os.listdir('/dev/shm') if not os.path.isdir(f'/dev/shm/{name}')]); "
+            f"open({str(inside)!r}, 'w').close()"
+        )
         ended = run_cluster("--quiet", "--nodes", "1", "--ranks-per-node", "1", "--", sys.executable, "-c", program)
         assert (ended.status, ended.out.strip()) == (0, "[]"), ended.err
         assert not inside.exists()
     finally:
         outside.unlink()
+
+
+def test_folders_in_shared_memory_stay_in_sight():
+    folder = Path(f"/dev/shm/zcomm test {os.getpid()}")
+    folder.mkdir()
+    try:
+        program = folder / "program.py"
+        program.write_text("import sys; open(sys.path[0] + '/told', 'w').write('told')")
+        ended = run_cluster("--quiet", "--nodes", "1", "--ranks-per-node", "1", "--", sys.executable, str(program))
+        assert ended.status == 0, ended.err
+        assert (folder / "told").read_text() == "told"
+    finally:
+        shutil.rmtree(folder)
+
+
+RUN = "import sys; sys.path.remove(''); from zcomm.__main__ import run; sys.exit(run())"  # as the command does
+
+
+def test_files_of_the_user_that_are_named_like_modules_are_not_run(tmp_path: Path):
+    for name in ("select", "random", "json", "socket", "zcomm"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('not a module')")
+    words = ("cluster", "--quiet", "--nodes", "1", "--ranks-per-node", "1", "--", "echo", "hello")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, *words],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+
+
+def test_a_cluster_that_is_started_with_its_signals_blocked_ends_and_hears(tmp_path: Path):
+    blocked = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); " + RUN
+    command = [sys.executable, "-c", blocked, "cluster", "--quiet", "--nodes", "2", "--ranks-per-node", "1", "--"]
+    quiet = "exec >&- 2>&-; sleep 0.5; exit 3"  # its output ends before it does, so that only SIGCHLD tells
+    done = subprocess.run([*command, "sh", "-c", quiet], env=environment(), cwd=ROOT, timeout=HANG_S)
+    assert done.returncode == 3
+
+    started = tmp_path / "started"
+    program = f"touch {started}; exec sleep 1000"
+    running = subprocess.Popen([*command, "sh", "-c", program], env=environment(), cwd=ROOT)
+    give_up_at = time.monotonic() + HANG_S
+    while not started.exists():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)
+    running.terminate()
+    assert running.wait(HANG_S) == 128 + signal.SIGTERM

@@ -47,6 +47,11 @@ class UseNamespaces(enum.Enum):
     OFF = "off"  # always the paced fallback
 
 
+# -c, like -m, puts the user's folder first on the path, where a file may have the name of a module.
+OWN_MODULES_ONLY = "import sys; sys.path[:] = [place for place in sys.path if place]; "
+_SUPERVISOR = OWN_MODULES_ONLY + "from zcomm.tools.cluster_supervisor import main; main()"
+
+
 @dataclass(frozen=True)
 class ClusterSpec:
     """The cluster asked for."""
@@ -187,7 +192,7 @@ class _Run:
         self._result: ClusterResult | None = None
         self._signal: int | None = None
         self._connection, theirs = socket.socketpair()
-        program = [sys.executable, "-m", "zcomm.tools.cluster_supervisor", str(theirs.fileno())]
+        program = [sys.executable, "-c", _SUPERVISOR, str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
                 namespaces.command(program) if namespaces else program,
@@ -276,9 +281,11 @@ def _signals_to(pass_on: Callable[[int], None]) -> Iterator[socket.socket]:
         waker.setblocking(False)
         waker_before = signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         before = {number: signal.signal(number, lambda caught, _: pass_on(caught)) for number in numbers}
+        mask_before = signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)  # some who start programs block them
         try:
             yield woken
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask_before)
             for number, handler in before.items():
                 signal.signal(number, handler)
             signal.set_wakeup_fd(waker_before)

@@ -108,10 +108,20 @@ def own_shared_memory() -> None:
     """Give this process's mount namespace a /dev/shm of its own, where that works.
 
     MPICH names what its ranks share there after process numbers and the second: two clusters that start together would
-    meet, and wait for ever. What killed ranks leave there goes with the cluster.
+    meet, and wait for ever. What killed ranks leave there goes with the cluster. The machine's own folders there stay
+    in sight: a checkout, data.
     """
-    with contextlib.suppress(OSError):
-        cluster_kernel.mount_memory(b"/dev/shm")
+    shared = "/dev/shm"
+    with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
+        before = os.open(shared, os.O_RDONLY | os.O_DIRECTORY)
+        opened.callback(os.close, before)
+        folders = [entry.name for entry in os.scandir(before) if entry.is_dir(follow_symlinks=False)]
+        cluster_kernel.mount_memory(os.fsencode(shared))
+        for name in folders:
+            with contextlib.suppress(OSError):
+                os.mkdir(f"{shared}/{name}")
+                source, target = f"/proc/self/fd/{before}/{name}", f"{shared}/{name}"
+                cluster_kernel.bind_mount(os.fsencode(source), os.fsencode(target))
 
 
 def name_hosts(n_nodes: int) -> bool:

@@ -39,6 +39,7 @@ _KILL_TIMEOUT_S = 5.0  # for killed processes to be gone
 
 def main() -> None:
     """Entry: argv[1] is the file descriptor of the channel."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # who starts programs may block signals, for all of theirs too
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     receiver = Receiver(connection)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECIPES = ("fp32", "bf16", "bf16_two_hop", "int8", "zeropp")
 STEP_BUDGET_S = 9.0  # of counted steps per recipe at the link; the slow ones take fewer steps
 LOG_LINES = 30  # of what the ranks wrote, shown when one fails
-RANK = (  # Ctrl-C ends a rank at once, also while it still imports torch
+RANK = cluster.OWN_MODULES_ONLY + (  # Ctrl-C ends a rank at once, also while it still imports torch
     "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); from zcomm.tools import demo_rank; demo_rank.main()"
 )
 
