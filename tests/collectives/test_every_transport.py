@@ -184,8 +184,8 @@ def rank_of_gloo(world: str, form: str) -> Told | None:
 
     class CountedTransport(TorchTransport):
         @property
-        def group(self) -> Any:
-            inner = super().group
+        def group_in_use(self) -> Any:
+            inner = super().group_in_use
             if not self._eager:
                 return inner
             return Counted(inner, "send", count, lambda tensors, peer, tag: tensors[0].numel())
