@@ -77,10 +77,9 @@ class TorchTransport:
     def group(self) -> Any:
         """The process group. Raises GroupError once it is destroyed, TransportError where torch would move no bytes."""
         _check_not_faked()
-        group = self.group_in_use
-        if self._is_torchs and group not in _groups_of_torch():
+        if self._is_torchs and self._group() not in _groups_of_torch():
             raise self._destroyed()
-        return group
+        return self.group_in_use
 
     @property
     def group_in_use(self) -> Any:
