@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import oracle
 import pytest
 from mpi_cases import comm_of
 
 import zcomm
-from zcomm.errors import BufferError, GroupError
-from zcomm.plan import AUTO_RAW_BYTES
-
-torch = pytest.importorskip("torch")
 
 
 def passed_through() -> None:
@@ -55,84 +50,6 @@ def passed_through() -> None:
 
 def test_integers_complex_numbers_and_other_operators_are_mpi_s_own_and_counted(mpi_world):
     mpi_world.run(passed_through)
-
-
-def short_sums(size: int) -> None:
-    from mpi4py import MPI
-
-    comm = comm_of(size, "int8", auto=True)
-    if comm is None:
-        return
-    rank, limit, reason = comm.rank, AUTO_RAW_BYTES, "auto: MPI's own, 65536 bytes or fewer"
-    calls = 0
-    for dtype in (np.float32, np.float64):
-        for n in (0, 1, 1031, limit // np.dtype(dtype).itemsize):
-            x = oracle.values(rank, n, np.dtype(dtype))
-            theirs = np.empty_like(x)
-            comm.wrapped.Allreduce(x, theirs)
-            # How the memory lies differs from rank to rank; who adds does not.
-            given = np.repeat(x, 2)[::2] if rank == 1 else x.copy()
-            into = np.empty(2 * n, dtype)[::2] if rank == size - 1 else np.empty(n, dtype)
-            comm.Allreduce(given, into)
-            assert into.tobytes() == theirs.tobytes()
-            comm.Allreduce(MPI.IN_PLACE, given)
-            assert given.tobytes() == theirs.tobytes()
-            calls += 2
-    comm.Allreduce(MPI.IN_PLACE, given := torch.full((3, 5), 1.0 + rank).T)
-    assert torch.equal(given, torch.full((5, 3), size * (size + 1) / 2))
-    odd = np.zeros(8 * 5 + 1, np.uint8)[rank % 2 :][:40].view(np.float64)  # on some ranks not where floats belong
-    odd[:] = 1 + rank
-    comm.Allreduce(MPI.IN_PLACE, odd)
-    assert odd.tolist() == [size * (size + 1) / 2] * 5
-    calls += 1
-    twice = np.full(9, 1.0 + rank)
-    comm.Allreduce(twice[:], twice.reshape(3, 3))  # the same memory, seen as two arrays: in place, as zcomm has it
-    assert twice.tolist() == [size * (size + 1) / 2] * 9
-    calls += 1
-    stats = comm.stats()["all_reduce"]
-    assert stats.uncompressed == {reason: calls + 1}
-    assert (stats.calls, stats.wire_bytes) == (calls + 1, 0)
-    read_only = np.ones(8, np.float32)
-    read_only.flags.writeable = False
-    with pytest.raises(BufferError, match="recvbuf is a read-only array"):
-        comm.Allreduce(MPI.IN_PLACE, read_only)
-    x = np.ones(8, np.float32)
-    with pytest.raises(BufferError, match="overlap"):
-        comm.Allreduce(x[:6], x[2:])
-    with pytest.raises(BufferError, match="recvbuf"):
-        comm.Allreduce(x, np.empty(7, np.float32))
-    comm.close()
-    for into in (np.empty(8, np.float32), np.empty((8, 2), np.float32)[:, 0]):
-        with pytest.raises(GroupError, match="is closed"):
-            comm.Allreduce(x, into)
-
-
-def test_auto_leaves_short_sums_to_mpi_however_memory_lies(mpi_world):
-    for size in (1, 2, 3, 4):
-        mpi_world.run(short_sums, size)
-
-
-def not_so_short() -> None:
-    """What auto leaves to zcomm, raw or not."""
-    from mpi4py import MPI
-
-    floats = AUTO_RAW_BYTES // 4
-    with comm_of(4, "int8", auto=True) as comm:
-        comm.Allreduce(MPI.IN_PLACE, np.ones(floats + 1, np.float32))
-        assert comm.stats()["all_reduce"].uncompressed == {}
-        comm.Allreduce(MPI.IN_PLACE, np.ones(8, np.float16))
-        comm.Allreduce(MPI.IN_PLACE, np.ones(8, np.float32), zcomm.AVG)
-        comm.Iallreduce(MPI.IN_PLACE, np.ones(8, np.float32)).Wait()
-        assert comm.stats()["all_reduce"].uncompressed == {"auto: 65536 bytes or fewer": 3}
-    for settings in ({"codec": "raw", "auto": True}, {"codec": "int8"}, {"auto": True, "check": "always"}):
-        with comm_of(4, **settings) as comm:
-            comm.Allreduce(MPI.IN_PLACE, np.ones(8, np.float32))
-            assert not any("MPI's own" in reason for reason in comm.stats()["all_reduce"].uncompressed)
-            assert comm.stats()["all_reduce"].wire_bytes > 0
-
-
-def test_auto_keeps_what_mpi_cannot_add_or_zcomm_alone_does(mpi_world):
-    mpi_world.run(not_so_short)
 
 
 def everything_else() -> None:

@@ -77,7 +77,7 @@ class Communicator:
         pattern, copy_out = Pattern.ALL_REDUCE, deliver(target, output)
         counts, codecs = (source.n_elems,), self._codecs(codec)
         request = Request("all_reduce", pattern, source, target, copy_out, *codecs, counts, (), operator, feedback)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def all_gather_single(
         self,
@@ -98,7 +98,7 @@ class Communicator:
         check_overlap(source, target, sum(shards[: self.rank]))
         copy_out, codecs = deliver(target, output), self._codecs(codec)
         request = Request("all_gather", Pattern.ALL_GATHER, source, target, copy_out, *codecs, shards)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def reduce_scatter_single(
         self,
@@ -122,7 +122,7 @@ class Communicator:
         check_overlap(target, source, sum(shards[: self.rank]))
         pattern, copy_out, codecs = Pattern.REDUCE_SCATTER, deliver(target, output), self._codecs(codec)
         request = Request("reduce_scatter", pattern, source, target, copy_out, *codecs, shards, (), operator, feedback)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def all_to_all_single(
         self,
@@ -149,7 +149,7 @@ class Communicator:
             )
         copy_out, codecs = deliver(target, output), self._codecs(codec)
         request = Request("all_to_all", Pattern.ALL_TO_ALL, source, target, copy_out, *codecs, sends, receives)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def broadcast(
         self,
@@ -164,7 +164,7 @@ class Communicator:
         source, shards = span if self.rank == src else span.part(0, 0), self._arguments.only(src, span.n_elems)
         copy_out, codecs = deliver(span, tensor), self._codecs(codec)
         request = Request("broadcast", Pattern.ALL_GATHER, source, span, copy_out, *codecs, shards)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def reduce(
         self,
@@ -186,7 +186,7 @@ class Communicator:
             target, copy_out = source.part(0, 0), None
         shards, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
         request = Request("reduce", Pattern.REDUCE_SCATTER, source, target, copy_out, *codecs, shards, (), operator)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def gather_single(
         self,
@@ -209,7 +209,7 @@ class Communicator:
             check_overlap(source, target, sum(shards[: self.rank]))
         sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
         request = Request("gather", Pattern.DIRECT, source, target, copy_out, *codecs, sends, shards, root=dst)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def scatter_single(
         self,
@@ -233,7 +233,7 @@ class Communicator:
         copy_out, codecs = deliver(target, output), self._codecs(codec)
         receives = self._arguments.only(src, target.n_elems)
         request = Request("scatter", Pattern.DIRECT, source, target, copy_out, *codecs, shards, receives, root=src)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def all_reduce_coalesced(
         self,
@@ -248,7 +248,7 @@ class Communicator:
         span, codecs = self._arguments.read(packed.fill(), "tensors"), self._codecs(codec)
         counts = (span.n_elems,)
         request = Request("all_reduce", Pattern.ALL_REDUCE, span, span, packed.spread, *codecs, counts, (), operator)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def all_gather(
         self,
@@ -264,7 +264,7 @@ class Communicator:
         check_whole(target, source, shards)
         codecs = self._codecs(codec)
         request = Request("all_gather", Pattern.ALL_GATHER, source, target, packed.spread, *codecs, shards)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def reduce_scatter(
         self,
@@ -292,7 +292,7 @@ class Communicator:
         check_dtype(target, source)
         pattern, codecs = Pattern.ALL_TO_ALL, self._codecs(codec)
         request = Request("all_to_all", pattern, source, target, came.spread, *codecs, sent.counts, came.counts)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def gather(
         self,
@@ -312,7 +312,7 @@ class Communicator:
         check_whole(target, source, shards)
         sends, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
         request = Request("gather", Pattern.DIRECT, source, target, packed.spread, *codecs, sends, shards, root=dst)
-        return self._conductor.call(request, async_op)
+        return self._call(request, async_op)
 
     def scatter(
         self,
@@ -379,6 +379,9 @@ class Communicator:
 
     def __repr__(self) -> str:
         return f"<Communicator rank {self.rank} of {self._transport.group_name}, {self._transport.name}, {self.plan}>"
+
+    def _call(self, request: Request, async_op: bool) -> Work | None:
+        return self._conductor.call(request, async_op)
 
     def _source_and_target(self, tensor: Any, output: Any) -> tuple[Span, Span, Any]:
         """What is summed, where the sum goes, and the array that stands for it: tensor itself if output is None."""

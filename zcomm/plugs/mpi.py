@@ -23,10 +23,10 @@ from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
 from zcomm.plan import Plan, plan_of
-from zcomm.plugs import mpi_short
 from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks, read_part
 from zcomm.plugs.mpi_datatypes import Places
 from zcomm.plugs.mpi_request import Request
+from zcomm.plugs.mpi_short import short_calls
 from zcomm.reduce_op import SUM, ReduceOp
 from zcomm.topology import Topology
 from zcomm.transports.mpi import check_not_over, no_threads
@@ -39,7 +39,7 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
     raise MissingExtra(f"mpi4py cannot be loaded ({error}); pip install 'zcomm-collectives[mpi]'") from error
 
 PLAN = Plan(chunk_elems=1 << 19)  # smaller chunks than elsewhere: MPI starts messages quickly, and slow links stay full
-_OWN = {"wrapped", "communicator", "_passed", "_short_sums"}  # attributes that are not those of the communicator inside
+_OWN = {"wrapped", "communicator", "_passed", "_short"}  # attributes that are not those of the communicator inside
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")
 
 
@@ -62,13 +62,12 @@ class Comm:
         self.wrapped = comm
         self.communicator = Communicator(comm, settings if codec is None else replace(settings, codec=codec), topology)
         self._passed: dict[str, collections.Counter[str]] = {}
-        self._short_sums = mpi_short.ShortSums(comm, self.communicator.plan)
+        self._short = short_calls(self.communicator, comm)
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks; bit-identical everywhere. op: MPI.SUM, zcomm's AVG or premul_sum; others go to MPI."""
-        if self._short_sums.plain_allreduce(sendbuf, recvbuf, op):
-            self._pass("all_reduce", mpi_short.REASON)
-        else:
+        short = self._short.get("Allreduce")
+        if short is None or not short.plain_allreduce(sendbuf, recvbuf, op):
             self._allreduce("Allreduce", sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
@@ -178,7 +177,6 @@ class Comm:
 
     def close(self) -> None:
         """Finish what is under way and free what zcomm made. The communicator inside stays as it is."""
-        self._short_sums.close()
         self.communicator.close()
 
     Free = close
@@ -212,10 +210,8 @@ class Comm:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, op)
         if source is not target:
             _check_alike(target, source)
-        if name == "Allreduce" and op == MPI.SUM and self._short_sums.allreduce(source, target):
-            return self._pass("all_reduce", mpi_short.REASON)
-        async_op = self._asynchronous(name)
-        return _request(self.communicator.all_reduce(source, operator, None, async_op, output=target))
+        async_op, output = self._asynchronous(name), None if source is target else target
+        return _request(self._calls(name).all_reduce(source, operator, None, async_op, output=output))
 
     def _reduce(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, root: int) -> Any:
         target = read(recvbuf, "recvbuf") if self.communicator.rank == root else None
@@ -225,11 +221,11 @@ class Comm:
             return getattr(self.wrapped, name)(sendbuf, recvbuf, op, root)
         if target is not None and source is not target:
             _check_alike(target, source)
-        async_op = self._asynchronous(name)
-        return _request(self.communicator.reduce(source, root, operator, None, async_op, output=target))
+        async_op, output = self._asynchronous(name), None if source is target else target
+        return _request(self._calls(name).reduce(source, root, operator, None, async_op, output=output))
 
     def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
-        comm, vector = self.communicator, name.endswith("v")
+        comm, vector = self._calls(name), name.endswith("v")
         target = read_blocks(recvbuf, "recvbuf", comm.size, vector)
         source = self._source(sendbuf, target)
         if self._operator("all_gather", MPI.SUM, source, target) is None:
@@ -241,7 +237,7 @@ class Comm:
         return _request(work, _delivery(target.places))
 
     def _gather(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
-        comm, is_root = self.communicator, self.communicator.rank == root
+        comm, is_root = self._calls(name), self.communicator.rank == root
         target = read_blocks(recvbuf, "recvbuf", comm.size, name.endswith("v")) if is_root else None
         source = self._source(sendbuf, target) if is_root else read_part(sendbuf, "sendbuf")[0]
         if self._operator("gather", MPI.SUM, source, *_given(target)) is None:
@@ -255,7 +251,7 @@ class Comm:
         return _request(work, _delivery(target.places))
 
     def _scatter(self, name: str, sendbuf: Any, recvbuf: Any, root: int) -> Any:
-        comm, is_root = self.communicator, self.communicator.rank == root
+        comm, is_root = self._calls(name), self.communicator.rank == root
         source = read_blocks(sendbuf, "sendbuf", comm.size, name.endswith("v")) if is_root else None
         target, places = (source, None) if is_root and _in_place(recvbuf) else read_part(recvbuf, "recvbuf")
         if self._operator("scatter", MPI.SUM, target, *_given(source)) is None:
@@ -272,7 +268,7 @@ class Comm:
         return _request(work, _delivery(places))
 
     def _alltoall(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
-        comm, vector = self.communicator, name.endswith("v")
+        comm, vector = self._calls(name), name.endswith("v")
         target = read_blocks(recvbuf, "recvbuf", comm.size, vector)
         source = target if _in_place(sendbuf) else read_blocks(sendbuf, "sendbuf", comm.size, vector)
         if self._operator("all_to_all", MPI.SUM, source, target) is None:
@@ -287,7 +283,7 @@ class Comm:
         return _request(work, _delivery(target.places))
 
     def _reduce_scatter(self, name: str, sendbuf: Any, recvbuf: Any, op: Any, counts: Any = None) -> Any:
-        comm = self.communicator
+        comm = self._calls(name)
         target = read(recvbuf, "recvbuf")
         source = target if _in_place(sendbuf) else read(sendbuf, "sendbuf")
         operator = self._operator("reduce_scatter", op, source, target)
@@ -314,6 +310,10 @@ class Comm:
             return self._reduce_scatter(name, sendbuf, recvbuf, op, counts)
         self._pass("reduce_scatter", "MPI asks the ranks for recvcounts")
         return getattr(self.wrapped, name)(sendbuf, recvbuf, counts, op)
+
+    def _calls(self, name: str) -> Communicator:
+        """What does the calls by one of MPI's methods."""
+        return self._short.get(name, self.communicator)
 
     def _source(self, sendbuf: Any, target: Any) -> Any:
         """What this rank gives: its own block of target where the call is in place."""

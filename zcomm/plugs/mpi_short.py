@@ -1,20 +1,25 @@
-"""Sums so short that a plan with `auto` leaves them to MPI: nothing that comes in Python is as quick as MPI's own.
+"""Calls so short that a plan with `auto` leaves them to MPI: nothing that comes in Python is as quick as MPI's own.
 
-Told by what all ranks share, dtype and count, never by how a rank's memory lies: ranks that decided differently would
-wait for each other. zcomm still reads the arrays, so what it takes elsewhere it takes here.
+Told by what all ranks share, dtype and the size of the whole, never by how a rank's memory lies: ranks that decided
+differently would wait for each other. So Gatherv, Scatterv and Alltoallv stay zcomm's: no rank knows their whole. zcomm
+still reads and checks the arrays, so what it takes elsewhere it takes here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from zcomm.buffers import DType, Span, span_of, tell_autograd
-from zcomm.collectives.arguments import check_output, check_overlap, check_writable, deliver
+from zcomm.buffers import DType, Span, overlap
+from zcomm.collectives.communicator import Communicator
+from zcomm.collectives.request import Request
 from zcomm.errors import MissingExtra
-from zcomm.plan import AUTO_RAW_BYTES, Check, Plan
+from zcomm.plan import AUTO_RAW_BYTES, Check
+from zcomm.reduce_op import SUM
 from zcomm.transports.mpi import check_not_over
+from zcomm.work import Work
 
 try:
     from mpi4py import MPI
@@ -23,23 +28,25 @@ except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no
 
 REASON = f"auto: MPI's own, {AUTO_RAW_BYTES} bytes or fewer"
 _PLAIN = frozenset({np.dtype(np.float32), np.dtype(np.float64)})
-_DATATYPES = {DType.FLOAT32: MPI.FLOAT, DType.FLOAT64: MPI.DOUBLE}  # that every MPI library can add
+_SUMMED = {DType.FLOAT32: MPI.FLOAT, DType.FLOAT64: MPI.DOUBLE}  # that every MPI library can add
 
 
-class ShortSums:
-    """The short blocking sums of one communicator."""
+class ShortCalls(Communicator):
+    """A communicator's blocking calls by one of MPI's methods, of which MPI does the short ones."""
 
-    def __init__(self, comm: Any, plan: Plan) -> None:
-        self._comm = comm  # mpi4py.MPI.Intracomm
-        self._is_wanted = plan.auto and plan.check is not Check.ALWAYS and str(plan.codec) != "raw"
-
-    def close(self) -> None:
-        """Leave all calls to zcomm, which says that it is closed."""
-        self._is_wanted = False
+    def __init__(
+        self,
+        communicator: Communicator,  # does all others
+        comm: Any,  # mpi4py.MPI.Intracomm of the same ranks
+        method: str,  # one of METHODS
+    ) -> None:
+        vars(self).update(vars(communicator))
+        self._comm = comm
+        self._method = METHODS[method]
 
     def plain_allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
-        """As allreduce(), at a glance, for numpy arrays that MPI can take as they are; op is what the caller gave."""
-        if not self._is_wanted or op != MPI.SUM or not _is_plain(recvbuf):
+        """Do an Allreduce, at a glance, if it is short and of numpy arrays that MPI can take as they are."""
+        if op != MPI.SUM or not _is_plain(recvbuf):
             return False
         if recvbuf.nbytes > AUTO_RAW_BYTES or not recvbuf.flags.writeable:
             return False
@@ -48,40 +55,104 @@ class ShortSums:
                 return False
             if np.may_share_memory(sendbuf, recvbuf):
                 return False
-        self._add(sendbuf, recvbuf)
+        self._check_open()
+        self._comm.Allreduce(sendbuf, recvbuf)
+        self._count("all_reduce")
         return True
 
-    def allreduce(
-        self,
-        source: Any,  # an array of any shape and stride in host memory
-        target: Any,  # as many elements, same dtype; source itself: in place
-    ) -> bool:
-        """MPI's sum over all ranks, if this call is one of those; whether it was.
+    def _call(self, request: Request, async_op: bool) -> Work | None:
+        if not self._is_short(request):
+            return super()._call(request, async_op)
+        self._check_open()
+        self._method(self._comm, request)
+        if request.deliver is not None:
+            request.deliver()
+        self._count(request.name)
+        return None
 
-        Raises BufferError where source and target do not match, or overlap.
-        """
-        if not self._is_wanted:
+    def _is_short(self, request: Request) -> bool:
+        """Whether MPI does a call: alike on all ranks."""
+        dtype = request.source.dtype
+        if request.operator is not None and (request.operator != SUM or dtype not in _SUMMED):
             return False
-        given = span_of(source, "sendbuf")
-        if given.dtype not in _DATATYPES or given.nbytes > AUTO_RAW_BYTES or given.device != "cpu":
-            return False
-        check_writable(target, "recvbuf")
-        tell_autograd(target)
-        into = given
-        if source is not target:
-            into = span_of(target, "recvbuf")
-            check_output(into, given, given.n_elems, "as many as sendbuf has")
-            check_overlap(into, given, 0)
-        # The same memory may come as two arrays, which MPI refuses.
-        self._add(MPI.IN_PLACE if into.address == given.address else _message(given), _message(into))
-        copy_back = deliver(into, target)
-        if copy_back is not None:
-            copy_back()
-        return True
+        if request.name == "gather":
+            n_elems = self.size * request.source.n_elems
+        elif request.name == "scatter":
+            n_elems = self.size * request.target.n_elems
+        else:
+            n_elems = sum(request.counts)
+        return n_elems * dtype.itemsize <= AUTO_RAW_BYTES
 
-    def _add(self, given: Any, into: Any) -> None:
+    def _check_open(self) -> None:
+        self._conductor.check_open()
         check_not_over()
-        self._comm.Allreduce(given, into)
+
+    def _count(self, collective: str) -> None:
+        stats = self._conductor.stats[collective]
+        stats.calls += 1
+        stats.uncompressed[REASON] = stats.uncompressed.get(REASON, 0) + 1
+
+
+def short_calls(communicator: Communicator, comm: Any) -> dict[str, ShortCalls]:
+    """The calls of communicator by those of MPI's methods that its plan leaves to MPI where they are short."""
+    plan = communicator.plan
+    is_wanted = plan.auto and plan.check is not Check.ALWAYS and str(plan.codec) != "raw"
+    return {method: ShortCalls(communicator, comm, method) for method in METHODS} if is_wanted else {}
+
+
+def _allreduce(comm: Any, request: Request) -> None:
+    comm.Allreduce(_terms(request), _summed(request.target))
+
+
+def _reduce(comm: Any, request: Request) -> None:
+    root = request.counts.index(max(request.counts))
+    into = _summed(request.target) if comm.Get_rank() == root else None
+    comm.Reduce(_terms(request), into, root=root)
+
+
+def _reduce_scatter_block(comm: Any, request: Request) -> None:
+    comm.Reduce_scatter_block(_terms(request), _summed(request.target))
+
+
+def _reduce_scatter(comm: Any, request: Request) -> None:
+    comm.Reduce_scatter(_terms(request), _summed(request.target), request.counts)
+
+
+def _allgather(comm: Any, request: Request) -> None:
+    comm.Allgather([_given(request), MPI.BYTE], _moved(request.target))
+
+
+def _allgatherv(comm: Any, request: Request) -> None:
+    target = request.target
+    nbytes = [count * target.dtype.itemsize for count in request.counts]
+    comm.Allgatherv([_given(request), MPI.BYTE], [_memory(target), nbytes, MPI.BYTE])
+
+
+def _gather(comm: Any, request: Request) -> None:
+    into = _moved(request.target) if comm.Get_rank() == request.root else None
+    comm.Gather([_given(request), MPI.BYTE], into, request.root)
+
+
+def _scatter(comm: Any, request: Request) -> None:
+    given = [_given(request), MPI.BYTE] if comm.Get_rank() == request.root else None
+    comm.Scatter(given, _moved(request.target), request.root)
+
+
+def _alltoall(comm: Any, request: Request) -> None:
+    comm.Alltoall(_moved(request.source), _moved(request.target))
+
+
+METHODS: dict[str, Callable[[Any, Request], None]] = {  # how MPI does a call by each of them
+    "Allreduce": _allreduce,
+    "Reduce": _reduce,
+    "Reduce_scatter_block": _reduce_scatter_block,
+    "Reduce_scatter": _reduce_scatter,
+    "Allgather": _allgather,
+    "Allgatherv": _allgatherv,
+    "Gather": _gather,
+    "Scatter": _scatter,
+    "Alltoall": _alltoall,
+}
 
 
 def _is_plain(array: Any) -> bool:
@@ -92,6 +163,27 @@ def _is_plain(array: Any) -> bool:
     return bool(flags.c_contiguous and flags.aligned)
 
 
-def _message(span: Span) -> list[Any]:
-    """Memory as mpi4py takes it."""
-    return [MPI.memory.fromaddress(span.address, span.nbytes), span.n_elems, _DATATYPES[span.dtype]]
+def _given(request: Request) -> Any:
+    """The memory of what a rank gives: a copy where it lies in what it gets, which MPI refuses."""
+    memory = _memory(request.source)
+    return bytes(memory) if overlap(request.source, request.target) else memory
+
+
+def _terms(request: Request) -> Any:
+    """What a rank gives to a sum. In place only where the caller said so: MPI wants it of all ranks or of none."""
+    in_place = request.source is request.target
+    return MPI.IN_PLACE if in_place else [_given(request), _SUMMED[request.source.dtype]]
+
+
+def _summed(span: Span) -> list[Any]:
+    """What MPI adds, as mpi4py takes it."""
+    return [_memory(span), _SUMMED[span.dtype]]
+
+
+def _moved(span: Span) -> list[Any]:
+    """What MPI only moves: bytes, as not every MPI library knows every dtype."""
+    return [_memory(span), MPI.BYTE]
+
+
+def _memory(span: Span) -> Any:
+    return MPI.memory.fromaddress(span.address, span.nbytes)
