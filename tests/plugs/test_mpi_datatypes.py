@@ -116,5 +116,27 @@ def no_elements() -> None:
             assert got.tolist() == [3, 3, 3, 1, 1]
 
 
+def nothing_of_another_dtype() -> None:
+    from mpi4py import MPI
+
+    with comm_of(SIZE, "raw") as comm:
+        counts = [4, 0, 2, 0]
+        expected = np.concatenate([oracle.values(rank, n, FLOAT32) for rank, n in enumerate(counts)])
+        for nothing in (np.array([]), np.array([], np.int64), np.empty((0, 3), np.float32)):
+            mine = nothing if not counts[comm.rank] else oracle.values(comm.rank, counts[comm.rank], FLOAT32)
+            for into in (np.zeros(6, np.float32), np.zeros(9, np.float32)):
+                apart = into.size > 6
+                places = [5, 0, 1, 0] if apart else [0, 4, 4, 6]
+                for asynchronous in (False, True):
+                    into[:] = 0
+                    call(comm, asynchronous, "Allgatherv", mine, [into, counts, places, MPI.FLOAT])
+                    got = np.concatenate([into[5:9], into[1:3]]) if apart else into
+                    assert got.tobytes() == expected.tobytes()
+
+
+def test_a_rank_that_gives_nothing_may_give_it_in_any_dtype(mpi_world):
+    mpi_world.run(nothing_of_another_dtype)
+
+
 def test_blocks_of_nothing_lie_anywhere(mpi_world):
     mpi_world.run(no_elements)

@@ -67,7 +67,7 @@ class Comm:
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks; bit-identical everywhere. op: MPI.SUM, zcomm's AVG or premul_sum; others go to MPI."""
         short = self._short.get("Allreduce")
-        if short is None or not short.plain_allreduce(sendbuf, recvbuf, op):
+        if short is None or not short.plain(sendbuf, recvbuf, op):
             self._allreduce("Allreduce", sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
@@ -76,7 +76,9 @@ class Comm:
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gather from all ranks, in rank order; bit-identical everywhere, the own part too."""
-        self._allgather("Allgather", sendbuf, recvbuf)
+        short = self._short.get("Allgather")
+        if short is None or not short.plain(sendbuf, recvbuf):
+            self._allgather("Allgather", sendbuf, recvbuf)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Allgather that returns a request."""
@@ -84,7 +86,9 @@ class Comm:
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks and keep this rank's block; op as for Allreduce."""
-        self._reduce_scatter("Reduce_scatter_block", sendbuf, recvbuf, op)
+        short = self._short.get("Reduce_scatter_block")
+        if short is None or not short.plain(sendbuf, recvbuf, op):
+            self._reduce_scatter("Reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
         """Reduce_scatter_block that returns a request."""
@@ -140,7 +144,9 @@ class Comm:
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send each rank its block of sendbuf; recvbuf holds the blocks that came, in rank order."""
-        self._alltoall("Alltoall", sendbuf, recvbuf)
+        short = self._short.get("Alltoall")
+        if short is None or not short.plain(sendbuf, recvbuf):
+            self._alltoall("Alltoall", sendbuf, recvbuf)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
         """Alltoall that returns a request."""
@@ -227,7 +233,10 @@ class Comm:
     def _allgather(self, name: str, sendbuf: Any, recvbuf: Any) -> Any:
         comm, vector = self._calls(name), name.endswith("v")
         target = read_blocks(recvbuf, "recvbuf", comm.size, vector)
-        source = self._source(sendbuf, target)
+        if vector and isinstance(target, Blocks) and getattr(sendbuf, "size", None) == 0:
+            source = (target.apart or [target.whole])[0][:0]  # np.array([]), of whichever dtype
+        else:
+            source = self._source(sendbuf, target)
         if self._operator("all_gather", MPI.SUM, source, target) is None:
             return getattr(self.wrapped, name)(sendbuf, recvbuf)
         async_op = self._asynchronous(name)

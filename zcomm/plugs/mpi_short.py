@@ -8,7 +8,7 @@ still reads and checks the arrays, so what it takes elsewhere it takes here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,21 +43,17 @@ class ShortCalls(Communicator):
         vars(self).update(vars(communicator))
         self._comm = comm
         self._method = METHODS[method]
+        self._plainly = PLAINLY.get(method)
 
-    def plain_allreduce(self, sendbuf: Any, recvbuf: Any, op: Any) -> bool:
-        """Do an Allreduce, at a glance, if it is short and of numpy arrays that MPI can take as they are."""
-        if op != MPI.SUM or not _is_plain(recvbuf):
+    def plain(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> bool:
+        """Do the call, at a glance, if it is short and of numpy arrays that MPI can take as they are."""
+        if self._plainly is None or op != MPI.SUM or not _is_plain(recvbuf) or not recvbuf.flags.writeable:
             return False
-        if recvbuf.nbytes > AUTO_RAW_BYTES or not recvbuf.flags.writeable:
+        if not self._plainly.has_room(sendbuf, recvbuf, self.size):
             return False
-        if sendbuf is not MPI.IN_PLACE:
-            if not _is_plain(sendbuf) or sendbuf.dtype != recvbuf.dtype or sendbuf.size != recvbuf.size:
-                return False
-            if np.may_share_memory(sendbuf, recvbuf):
-                return False
         self._check_open()
-        self._comm.Allreduce(sendbuf, recvbuf)
-        self._count("all_reduce")
+        self._plainly.call(self._comm, sendbuf, recvbuf)
+        self._count(self._plainly.collective)
         return True
 
     def _call(self, request: Request, async_op: bool) -> Work | None:
@@ -152,6 +148,41 @@ METHODS: dict[str, Callable[[Any, Request], None]] = {  # how MPI does a call by
     "Gather": _gather,
     "Scatter": _scatter,
     "Alltoall": _alltoall,
+}
+
+
+class _Plainly(NamedTuple):
+    """How MPI does a call of whole arrays."""
+
+    collective: str
+    call: Callable[[Any, Any, Any], None]
+    given_parts: bool  # whether what a rank gives has a part for each rank
+    taken_parts: bool  # whether what it gets has one
+
+    def has_room(self, sendbuf: Any, recvbuf: Any, size: int) -> bool:
+        """Whether the arrays fit each other, apart in memory, and the whole is short."""
+        if sendbuf is MPI.IN_PLACE:
+            return self.collective == "all_reduce" and recvbuf.nbytes <= AUTO_RAW_BYTES
+        if not _is_plain(sendbuf) or sendbuf.dtype != recvbuf.dtype or np.may_share_memory(sendbuf, recvbuf):
+            return False
+        part, rest = divmod(sendbuf.size, size) if self.given_parts else (sendbuf.size, 0)
+        if rest or recvbuf.size != (size * part if self.taken_parts else part):
+            return False
+        return max(sendbuf.nbytes, recvbuf.nbytes) <= AUTO_RAW_BYTES
+
+
+# What is only moved goes as bytes, as it does from a rank whose arrays are not plain.
+PLAINLY = {
+    "Allreduce": _Plainly("all_reduce", lambda comm, given, into: comm.Allreduce(given, into), False, False),
+    "Reduce_scatter_block": _Plainly(
+        "reduce_scatter", lambda comm, given, into: comm.Reduce_scatter_block(given, into), True, False
+    ),
+    "Allgather": _Plainly(
+        "all_gather", lambda comm, given, into: comm.Allgather([given, MPI.BYTE], [into, MPI.BYTE]), False, True
+    ),
+    "Alltoall": _Plainly(
+        "all_to_all", lambda comm, given, into: comm.Alltoall([given, MPI.BYTE], [into, MPI.BYTE]), True, True
+    ),
 }
 
 
