@@ -24,7 +24,7 @@ needs_namespaces = pytest.mark.skipif(
     isinstance(ALLOWED, Refused), reason=f"network namespaces are not allowed here: {ALLOWED}"
 )
 
-HANG_S = 240.0  # ends a hang; never the pace of a slow machine
+HANG_S = 600.0  # ends a hang; never the pace of a slow machine
 
 PACKET_BYTES = 1514  # of the largest on the wire, headers and all: of a resent segment at most
 
