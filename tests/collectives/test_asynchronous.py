@@ -98,9 +98,17 @@ def test_calls_from_a_callback_run_if_asynchronous_and_are_refused_if_not():
 
 
 def test_closing_in_a_callback_is_refused_and_the_works_behind_it_go_on():
+    added = threading.Event()
+
     def program(comm):
         x, received = np.ones(1000, np.float32), np.empty(5, np.float32)
-        told, called, peer = [], threading.Semaphore(0), 1 - comm.rank
+        if comm.rank:  # what it holds back keeps rank 0's works from being complete before their callbacks are added
+            assert added.wait(AMPLE_S)
+            for _ in range(3):
+                comm.all_reduce(x, codec="raw")
+            comm.send(np.full(5, 7.0, np.float32), 0, "raw")
+            return x
+        told, called = [], threading.Semaphore(0)
 
         def after(_):
             try:
@@ -109,24 +117,45 @@ def test_closing_in_a_callback_is_refused_and_the_works_behind_it_go_on():
                 told.append(str(error))
             called.release()
 
-        go_on = threading.Event()
-        comm.all_reduce(x, codec="raw", async_op=True).add_done_callback(lambda _: go_on.wait(AMPLE_S))
+        comm.all_reduce(x, codec="raw", async_op=True)
         comm.all_reduce(x, codec="raw", async_op=True).add_done_callback(after)
         last = comm.all_reduce(x, codec="raw", async_op=True)
-        go_on.set()
-        last.wait()
-        message = comm.recv(received, peer, "raw", async_op=True)
+        message = comm.recv(received, 1, "raw", async_op=True)
         message.add_done_callback(after)
-        comm.all_reduce(x, codec="raw")  # nobody has sent before both have added it
-        comm.send(np.full(5, comm.rank, np.float32), peer, "raw")
+        added.set()
+        last.wait()
         for _ in range(2):
             assert called.acquire(timeout=AMPLE_S)
-        return told, x, received
-
-    for rank, (told, x, received) in enumerate(run((Topology(nodes=1, ranks_per_node=2), False), program)):
         assert ["from a callback" in words for words in told] == [True, True]
-        assert x.tolist() == [16.0] * 1000
-        assert received.tolist() == [1.0 - rank] * 5
+        assert received.tolist() == [7.0] * 5
+        return x
+
+    for x in run((Topology(nodes=1, ranks_per_node=2), False), program, timeout_s=AMPLE_S):
+        assert x.tolist() == [8.0] * 1000
+
+
+def test_a_message_may_be_received_in_the_callback_of_another():
+    added = threading.Event()
+
+    def program(comm):
+        x, y = np.arange(10, dtype=np.float32), np.arange(5, dtype=np.float32)
+        if comm.rank == 0:
+            assert added.wait(AMPLE_S)
+            comm.send(x, 1, "raw")
+            comm.send(2 * y, 1, "raw")
+            return (2 * y).tolist()
+        received = threading.Event()
+
+        def after(_):
+            comm.recv(y, 0, "raw")
+            received.set()
+
+        comm.recv(x, 0, "raw", async_op=True).add_done_callback(after)
+        added.set()
+        assert received.wait(AMPLE_S)
+        return y.tolist()
+
+    assert run((Topology(nodes=1, ranks_per_node=2), False), program, timeout_s=AMPLE_S) == [[0, 2, 4, 6, 8]] * 2
 
 
 def test_a_message_may_be_sent_from_the_callback_of_another():

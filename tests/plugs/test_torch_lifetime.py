@@ -56,7 +56,10 @@ def check_works_in_flight_when_their_group_is_destroyed(elems: int) -> None:
     group = dist.new_group([0, 1, 2, 3])
     comm = zcomm.Communicator(group, "raw")
     go_on = threading.Event()
-    comm.all_reduce(torch.ones(3), async_op=True).add_done_callback(lambda _: go_on.wait(AMPLE_S))
+    here = threading.current_thread()  # does the callback where the work is complete already; must not wait for itself
+    comm.all_reduce(torch.ones(3), async_op=True).add_done_callback(
+        lambda _: threading.current_thread() is here or go_on.wait(AMPLE_S)
+    )
     tensors = [torch.arange(elems, dtype=torch.float32) * (dist.get_rank() + 1) + call for call in range(6)]
     works = [comm.all_reduce(x, async_op=True) for x in tensors]
     new_kind = torch.full((7,), float(dist.get_rank()))  # compared with other ranks' first, and begun in the worker

@@ -107,13 +107,13 @@ def test_messages_with_one_tag_arrive_in_the_order_they_are_sent():
     def program(transport):
         if transport.rank == 0:
             for number in range(3):
-                transport.open([Parcel(1, filled(transport, 48, number))], [], 7, 20.0).start()
+                transport.open([Parcel(1, filled(transport, 48, number))], [], 7, AMPLE_S).start()
             return []
         into = [transport.empty(48) for _ in range(3)]
-        exchanges = [transport.open([], [Parcel(0, memory)], 7, 20.0) for memory in into]
+        exchanges = [transport.open([], [Parcel(0, memory)], 7, AMPLE_S) for memory in into]
         for exchange in exchanges:
             exchange.wait()
-        return [transport.read(memory, 20.0) for memory in into]
+        return [transport.read(memory, AMPLE_S) for memory in into]
 
     assert local.run(2, program)[1] == [values(48, number) for number in range(3)]
 
