@@ -16,6 +16,7 @@ ROOT = PACKAGE.parent
 SEES = {
     "errors": set(),
     "version": set(),
+    "submodules": set(),
     "graphs": set(),
     "streams": {"errors"},
     "buffers": {"errors", "streams"},

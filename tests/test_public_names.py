@@ -42,15 +42,15 @@ def test_every_public_function_and_class_says_what_it_does():
                     assert inspect.getdoc(function), f"{name}.{member}"
 
 
-@pytest.mark.parametrize("face", ["ddp", "errors", "fsdp1", "fsdp2", "local", "mpi", "ops"])
-def test_a_module_may_be_imported_by_the_name_it_has_in_zcomm(face):
+@pytest.mark.parametrize("submodule", ["ddp", "errors", "fsdp1", "fsdp2", "local", "mpi", "ops"])
+def test_a_module_may_be_imported_by_the_name_it_has_in_zcomm(submodule):
     pytest.importorskip("torch")
-    if face == "mpi":
+    if submodule == "mpi":
         pytest.importorskip("mpi4py")
     for program in (
-        f"import zcomm.{face}; from zcomm import {face}; assert zcomm.{face} is {face}",
-        f"from zcomm.{face} import __name__ as name; import zcomm; assert zcomm.{face}.__name__ == name",
-        f"import sys, zcomm; home = zcomm.{face}; import zcomm.{face} as again; assert again is home",
+        f"import zcomm.{submodule}; from zcomm import {submodule}; assert zcomm.{submodule} is {submodule}",
+        f"from zcomm.{submodule} import __name__ as name; import zcomm; assert zcomm.{submodule}.__name__ == name",
+        f"import sys, zcomm; home = zcomm.{submodule}; import zcomm.{submodule} as again; assert again is home",
     ):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == 0, done.stderr

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from zcomm.submodules import SubmoduleFinder
 from zcomm.version import __version__
 
 if TYPE_CHECKING:
@@ -116,21 +115,4 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-class _Faces:
-    """Lets `import zcomm.fsdp2`, and `from zcomm.fsdp2 import compress`, find the module that `zcomm.fsdp2` is."""
-
-    @staticmethod
-    def find_spec(name: str, *_place: Any) -> ModuleSpec | None:
-        package, _, face = name.partition(".")
-        return ModuleSpec(name, _Faces) if package == __name__ and face in _MODULES else None  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(_: ModuleSpec) -> None:
-        """Let Python make one, which the next step replaces."""
-
-    @staticmethod
-    def exec_module(module: ModuleType) -> None:
-        sys.modules[module.__name__] = __getattr__(module.__name__.partition(".")[2])
-
-
-sys.meta_path.append(_Faces)
+sys.meta_path.append(SubmoduleFinder(__name__, _MODULES))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import oracle
+import pytest
 from mpi_cases import comm_of
+
+from zcomm.errors import BufferError
 
 SIZE, ROWS = 4, 5
 FLOAT32 = np.dtype(np.float32)
@@ -114,6 +119,28 @@ def no_elements() -> None:
             got = np.zeros(5, np.float32)
             each.Allgatherv(np.full(counts[comm.rank], 1 + comm.rank, np.float32), [got, counts, places, "f"])
             assert got.tolist() == [3, 3, 3, 1, 1]
+
+
+def datatypes_kept() -> None:
+    from zcomm.plugs import mpi_datatypes
+
+    freed, free = [], mpi_datatypes._free
+    with comm_of(SIZE, "raw") as comm:
+        mpi_datatypes._free = lambda datatype: (freed.append(1), free(datatype))
+        try:
+            columns, got = column(), np.zeros((ROWS, SIZE), np.float32)
+            comm.Allgather(np.ones(ROWS, np.float32), [got, 1, columns])
+            with pytest.raises(BufferError):
+                comm.Allgather(np.ones(ROWS + 1, np.float32), [got, 1, columns])
+            columns.Free()
+            gc.collect()  # the error's traceback had it
+        finally:
+            mpi_datatypes._free = free
+        assert freed == [1, 1]
+
+
+def test_a_receive_s_datatype_is_freed_however_the_call_ends(mpi_world):
+    mpi_world.run(datatypes_kept)
 
 
 def nothing_of_another_dtype() -> None:

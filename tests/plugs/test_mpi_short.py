@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import ml_dtypes
 import numpy as np
 import oracle
@@ -23,7 +25,7 @@ def short_sums(size: int) -> None:
     comm = comm_of(size, "int8", auto=True)
     if comm is None:
         return
-    rank, limit, reason = comm.rank, AUTO_RAW_BYTES, REASON
+    rank, limit = comm.rank, AUTO_RAW_BYTES
     calls = 0
     for dtype in (np.float32, np.float64):
         for n in (0, 1, 1031, limit // np.dtype(dtype).itemsize):
@@ -50,7 +52,7 @@ def short_sums(size: int) -> None:
     assert twice.tolist() == [size * (size + 1) / 2] * 9
     calls += 1
     stats = comm.stats()["all_reduce"]
-    assert stats.uncompressed == {reason: calls + 1}
+    assert stats.uncompressed == {REASON: calls + 1}
     assert (stats.calls, stats.wire_bytes) == (calls + 1, 0)
     read_only = np.ones(8, np.float32)
     read_only.flags.writeable = False
@@ -355,6 +357,31 @@ def refused() -> None:
         with pytest.raises(GroupError, match="is closed"):
             comm.Allgather(x[:2], np.empty(8, np.float32))
         assert not spy.called
+
+
+def nothing_to_a_root(size: int) -> None:
+    from mpi4py import MPI
+
+    comm = comm_of(size, "int8", auto=True)
+    if comm is None:
+        return
+    roots: list[int] = []
+
+    def reduce(sendbuf, recvbuf, root):
+        roots.append(root)
+        comm.wrapped.Reduce(sendbuf, recvbuf, root=root)
+
+    comm._short["Reduce"]._comm = SimpleNamespace(Reduce=reduce, Get_rank=comm.wrapped.Get_rank)
+    for root in range(size):
+        nothing = np.empty(0, np.float32)
+        comm.Reduce(MPI.IN_PLACE if comm.rank == root else nothing, nothing if comm.rank == root else None, root=root)
+    assert roots == list(range(size))
+    comm.close()
+
+
+def test_the_root_of_an_empty_sum_is_the_caller_s(mpi_world):
+    for size in (2, 3):
+        mpi_world.run(nothing_to_a_root, size)
 
 
 def test_what_zcomm_refuses_it_refuses_in_short_calls_too(mpi_world):

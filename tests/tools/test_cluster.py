@@ -364,9 +364,11 @@ def test_a_cluster_that_is_started_with_its_signals_blocked_ends_and_hears(tmp_p
     started = tmp_path / "started"
     program = f"touch {started}; exec sleep 1000"
     running = subprocess.Popen([*command, "sh", "-c", program], env=environment(), cwd=ROOT)
-    give_up_at = time.monotonic() + HANG_S
-    while not started.exists():
-        assert time.monotonic() < give_up_at
-        time.sleep(0.01)
-    running.terminate()
+    try:
+        give_up_at = time.monotonic() + HANG_S
+        while not started.exists():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.01)
+    finally:
+        running.terminate()
     assert running.wait(HANG_S) == 128 + signal.SIGTERM

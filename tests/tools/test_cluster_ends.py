@@ -42,8 +42,10 @@ def _machine_is_as_before(tmp_path: Path, monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_ranks(kind, number):
     before = signal.signal(number, signal.SIG_DFL)  # ignored where the tests run in the background or under nohup
-    running = Cluster(*kind, *SLEEP)
-    signal.signal(number, before)
+    try:
+        running = Cluster(*kind, *SLEEP)
+    finally:
+        signal.signal(number, before)
     running.ranks(4)
     running.process.send_signal(number)
     ended = running.finish()

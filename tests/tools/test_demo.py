@@ -109,7 +109,7 @@ def test_stats_agree_with_the_interface(short_run):
     for recipe in short_run[1]["recipes"]:
         if recipe["name"] not in ("fp32", "bf16"):
             counted, resent = recipe["inter_node_bytes_per_step"], recipe["resent_segments_per_step"] * PACKET_BYTES
-            payload = 1448 / (1514 + 66)  # at least: of each packet, and an acknowledgement for each that comes
+            payload = 1448 / (PACKET_BYTES + 66)  # at least: of each packet, and an acknowledgement for each that comes
             assert payload * counted - resent <= recipe["stats_bytes_per_step"] <= counted
 
 

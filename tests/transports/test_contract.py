@@ -118,6 +118,20 @@ def test_messages_with_one_tag_arrive_in_the_order_they_are_sent():
     assert local.run(2, program)[1] == [values(48, number) for number in range(3)]
 
 
+def test_an_exchange_that_could_not_be_opened_takes_no_later_message():
+    world = local.LocalWorld(2)
+    sender, receiver = world.transport(0), world.transport(1)
+    sender.open([Parcel(1, filled(sender, 10, 0), 1)], [], 7, AMPLE_S).start()
+    with pytest.raises(TransportError, match="sent 10 bytes where rank 1 expected 16"):
+        receiver.open([], [Parcel(0, receiver.empty(48), 0), Parcel(0, receiver.empty(16), 1)], 7, AMPLE_S)
+    memory = receiver.empty(48)
+    exchange = receiver.open([], [Parcel(0, memory, 0)], 7, AMPLE_S)
+    sender.open([Parcel(1, filled(sender, 48, 3), 0)], [], 7, AMPLE_S).start()
+    exchange.wait()
+
+    assert receiver.read(memory, AMPLE_S) == values(48, 3)
+
+
 def over_gloo(check, size: int) -> None:
     import torch.distributed as dist
 

@@ -185,7 +185,8 @@ class Communicator:
             source = self._arguments.read(tensor, "tensor")
             target, copy_out = source.part(0, 0), None
         shards, codecs = self._arguments.only(dst, source.n_elems), self._codecs(codec)
-        request = Request("reduce", Pattern.REDUCE_SCATTER, source, target, copy_out, *codecs, shards, (), operator)
+        pattern = Pattern.REDUCE_SCATTER
+        request = Request("reduce", pattern, source, target, copy_out, *codecs, shards, (), operator, root=dst)
         return self._call(request, async_op)
 
     def gather_single(

@@ -58,8 +58,8 @@ class Conductor:
         self._lock = threading.Lock()  # one call is settled and begun at a time
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared
         self._calls = 0
-        self._steps_taken = 1  # the first step's tags are for cards of new communicators
-        self.steps_begun = 0  # all that calls have taken
+        self._next_step = 1  # the first step's tags are for cards of new communicators
+        self.steps_begun = 0  # in total, by all calls so far
         self.steps_ended = 0  # those up to the last call that is complete
         self._deferred = 0  # calls that have yet to begin in the worker
         self._closed = False
@@ -125,10 +125,10 @@ class Conductor:
 
     def take_tags(self, count: int, fingerprint: int) -> range:
         """Tags of count steps: equal on ranks that made the same calls so far and make the same one now."""
-        if self._steps_taken + count > _STEPS:
-            self._steps_taken = 1
-        first = self._first_tag + (self._steps_taken << FINGERPRINT_BITS)
-        self._steps_taken += count
+        if self._next_step + count > _STEPS:
+            self._next_step = 1
+        first = self._first_tag + (self._next_step << FINGERPRINT_BITS)
+        self._next_step += count
         self.steps_begun += count
         low = fingerprint & ((1 << FINGERPRINT_BITS) - 1)
         return range(first + low, first + (count << FINGERPRINT_BITS), 1 << FINGERPRINT_BITS)

@@ -36,7 +36,7 @@ class Request(NamedTuple):
     counts_in: tuple[int, ...] = ()  # ALL_TO_ALL, DIRECT: elements that come from each rank
     operator: ReduceOp | None = None
     feedback: Residual | None = None
-    root: int | None = None  # DIRECT: the rank at one end
+    root: int | None = None  # reduce, DIRECT: the rank at one end
 
     @property
     def counts_differ(self) -> bool:

@@ -66,8 +66,7 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks; bit-identical everywhere. op: MPI.SUM, zcomm's AVG or premul_sum; others go to MPI."""
-        short = self._short.get("Allreduce")
-        if short is None or not short.plain(sendbuf, recvbuf, op):
+        if not self._done_by_mpi("Allreduce", sendbuf, recvbuf, op):
             self._allreduce("Allreduce", sendbuf, recvbuf, op)
 
     def Iallreduce(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
@@ -76,8 +75,7 @@ class Comm:
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Gather from all ranks, in rank order; bit-identical everywhere, the own part too."""
-        short = self._short.get("Allgather")
-        if short is None or not short.plain(sendbuf, recvbuf):
+        if not self._done_by_mpi("Allgather", sendbuf, recvbuf):
             self._allgather("Allgather", sendbuf, recvbuf)
 
     def Iallgather(self, sendbuf: Any, recvbuf: Any) -> Any:
@@ -86,8 +84,7 @@ class Comm:
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> None:
         """Sum over all ranks and keep this rank's block; op as for Allreduce."""
-        short = self._short.get("Reduce_scatter_block")
-        if short is None or not short.plain(sendbuf, recvbuf, op):
+        if not self._done_by_mpi("Reduce_scatter_block", sendbuf, recvbuf, op):
             self._reduce_scatter("Reduce_scatter_block", sendbuf, recvbuf, op)
 
     def Ireduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> Any:
@@ -144,8 +141,7 @@ class Comm:
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Send each rank its block of sendbuf; recvbuf holds the blocks that came, in rank order."""
-        short = self._short.get("Alltoall")
-        if short is None or not short.plain(sendbuf, recvbuf):
+        if not self._done_by_mpi("Alltoall", sendbuf, recvbuf):
             self._alltoall("Alltoall", sendbuf, recvbuf)
 
     def Ialltoall(self, sendbuf: Any, recvbuf: Any) -> Any:
@@ -319,6 +315,11 @@ class Comm:
             return self._reduce_scatter(name, sendbuf, recvbuf, op, counts)
         self._pass("reduce_scatter", "MPI asks the ranks for recvcounts")
         return getattr(self.wrapped, name)(sendbuf, recvbuf, counts, op)
+
+    def _done_by_mpi(self, name: str, *args: Any) -> bool:
+        """Whether MPI has done the call, as a short one of contiguous arrays."""
+        short = self._short.get(name)
+        return short is not None and short.call_contiguous(*args)
 
     def _calls(self, name: str) -> Communicator:
         """What does the calls by one of MPI's methods."""

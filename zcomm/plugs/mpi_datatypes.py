@@ -7,6 +7,7 @@ laid side by side before the call, and put in their places after it.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -60,6 +61,8 @@ class Places:
         self._memory = memory
         self._address = address
         self._datatype = datatype.Dup() if is_target else datatype  # a program may free its own during a call
+        if is_target:
+            weakref.finalize(self, _free, self._datatype)  # also where the call is refused
         self._blocks = list(zip(counts, displacements, strict=True))
         self.counts = tuple(count * (datatype.size // dtype.itemsize) for count in counts)  # elements
         self.array = np.empty(sum(self.counts), dtype.numpy)  # side by side
@@ -70,7 +73,6 @@ class Places:
         """Put what stands in array in its places. Once."""
         for there, here in self._pairs():
             self._datatype.Unpack(here, 0, there, MPI.COMM_SELF)
-        self._datatype.Free()
 
     def _pairs(self) -> Iterator[tuple[Any, Any]]:
         """The memory of each block, and its elements in array, as bytes."""
@@ -81,3 +83,8 @@ class Places:
                 address = self._address + displacement * extent
                 yield MPI.memory.fromaddress(address, count * extent), packed[at:end]
             at = end
+
+
+def _free(datatype: Any) -> None:
+    if not MPI.Is_finalized():
+        datatype.Free()

@@ -40,20 +40,20 @@ class ShortCalls(Communicator):
         comm: Any,  # mpi4py.MPI.Intracomm of the same ranks
         method: str,  # one of METHODS
     ) -> None:
-        vars(self).update(vars(communicator))
+        vars(self).update(vars(communicator))  # one conductor, one transport, one stats: only _call differs
         self._comm = comm
         self._method = METHODS[method]
-        self._plainly = PLAINLY.get(method)
+        self._contiguous = CONTIGUOUS_CALLS.get(method)
 
-    def plain(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> bool:
+    def call_contiguous(self, sendbuf: Any, recvbuf: Any, op: Any = MPI.SUM) -> bool:
         """Do the call, at a glance, if it is short and of numpy arrays that MPI can take as they are."""
-        if self._plainly is None or op != MPI.SUM or not _is_plain(recvbuf) or not recvbuf.flags.writeable:
+        if self._contiguous is None or op != MPI.SUM or not _is_plain(recvbuf) or not recvbuf.flags.writeable:
             return False
-        if not self._plainly.has_room(sendbuf, recvbuf, self.size):
+        if not self._contiguous.fits(sendbuf, recvbuf, self.size):
             return False
         self._check_open()
-        self._plainly.call(self._comm, sendbuf, recvbuf)
-        self._count(self._plainly.collective)
+        self._contiguous.call(self._comm, sendbuf, recvbuf)
+        self._count(self._contiguous.collective)
         return True
 
     def _call(self, request: Request, async_op: bool) -> Work | None:
@@ -101,9 +101,8 @@ def _allreduce(comm: Any, request: Request) -> None:
 
 
 def _reduce(comm: Any, request: Request) -> None:
-    root = request.counts.index(max(request.counts))
-    into = _summed(request.target) if comm.Get_rank() == root else None
-    comm.Reduce(_terms(request), into, root=root)
+    into = _summed(request.target) if comm.Get_rank() == request.root else None
+    comm.Reduce(_terms(request), into, root=request.root)
 
 
 def _reduce_scatter_block(comm: Any, request: Request) -> None:
@@ -151,36 +150,36 @@ METHODS: dict[str, Callable[[Any, Request], None]] = {  # how MPI does a call by
 }
 
 
-class _Plainly(NamedTuple):
-    """How MPI does a call of whole arrays."""
+class ContiguousCall(NamedTuple):
+    """How MPI does a call whose arrays it can take as they are."""
 
     collective: str
     call: Callable[[Any, Any, Any], None]
-    given_parts: bool  # whether what a rank gives has a part for each rank
-    taken_parts: bool  # whether what it gets has one
+    sends_blocks: bool  # whether what a rank gives has a part for each rank
+    receives_blocks: bool  # whether what it gets has one
 
-    def has_room(self, sendbuf: Any, recvbuf: Any, size: int) -> bool:
+    def fits(self, sendbuf: Any, recvbuf: Any, size: int) -> bool:
         """Whether the arrays fit each other, apart in memory, and the whole is short."""
         if sendbuf is MPI.IN_PLACE:
             return self.collective == "all_reduce" and recvbuf.nbytes <= AUTO_RAW_BYTES
         if not _is_plain(sendbuf) or sendbuf.dtype != recvbuf.dtype or np.may_share_memory(sendbuf, recvbuf):
             return False
-        part, rest = divmod(sendbuf.size, size) if self.given_parts else (sendbuf.size, 0)
-        if rest or recvbuf.size != (size * part if self.taken_parts else part):
+        part, rest = divmod(sendbuf.size, size) if self.sends_blocks else (sendbuf.size, 0)
+        if rest or recvbuf.size != (size * part if self.receives_blocks else part):
             return False
         return max(sendbuf.nbytes, recvbuf.nbytes) <= AUTO_RAW_BYTES
 
 
 # What is only moved goes as bytes, as it does from a rank whose arrays are not plain.
-PLAINLY = {
-    "Allreduce": _Plainly("all_reduce", lambda comm, given, into: comm.Allreduce(given, into), False, False),
-    "Reduce_scatter_block": _Plainly(
+CONTIGUOUS_CALLS = {
+    "Allreduce": ContiguousCall("all_reduce", lambda comm, given, into: comm.Allreduce(given, into), False, False),
+    "Reduce_scatter_block": ContiguousCall(
         "reduce_scatter", lambda comm, given, into: comm.Reduce_scatter_block(given, into), True, False
     ),
-    "Allgather": _Plainly(
+    "Allgather": ContiguousCall(
         "all_gather", lambda comm, given, into: comm.Allgather([given, MPI.BYTE], [into, MPI.BYTE]), False, True
     ),
-    "Alltoall": _Plainly(
+    "Alltoall": ContiguousCall(
         "all_to_all", lambda comm, given, into: comm.Alltoall([given, MPI.BYTE], [into, MPI.BYTE]), True, True
     ),
 }

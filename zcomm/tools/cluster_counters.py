@@ -71,7 +71,9 @@ def read_interface(
             name, _, numbers = row.partition(":")
             if name.strip() == INTERFACE:
                 columns = numbers.split()
-                return NodeCounters(node, int(columns[8]), int(columns[0]), _resent_segments(process))
+                return NodeCounters(
+                    node, tx_bytes=int(columns[8]), rx_bytes=int(columns[0]), resent_segments=_resent_segments(process)
+                )
     raise ClusterError(f"no {INTERFACE} in the network namespace of process {process}; is it a node of a cluster?")
 
 

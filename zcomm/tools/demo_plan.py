@@ -67,7 +67,7 @@ class Measured:
     losses: list[float]  # of every step, warm-up too: the mean over ranks
     inter_node_bytes_per_step: float  # out of the node that sends most, by its interface's counter; the mean
     tokens_per_step: int  # over all ranks
-    resent_segments_per_step: float = 0.0  # TCP segments among those bytes that the node had sent before
+    resent_segments_per_step: float = 0.0  # TCP segments that one node sent again, at most
     stats_bytes_per_step: float | None = None  # the same by zcomm's stats(); None: torch's own collectives
     codec_s_per_step: float | None = None  # by stats(), mean over ranks
     wait_s_per_step: float | None = None  # by stats(), mean over ranks

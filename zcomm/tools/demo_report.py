@@ -32,7 +32,7 @@ class Row:
     steps_counted: int
     tokens_per_s: float
     inter_node_bytes_per_step: float
-    resent_segments_per_step: float  # of those bytes, what TCP sent again
+    resent_segments_per_step: float  # TCP segments that one node sent again, at most
     bytes_over_bf16_two_hop: float | None
     stats_bytes_per_step: float | None
     stats_over_counters_pct: float | None  # stats() minus counters, in % of the counters

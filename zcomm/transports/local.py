@@ -111,6 +111,7 @@ class _LocalExchange:
                 if early is None:
                     world.posted[receive.key].append(receive)
                 elif early.size != receive.payload.size:
+                    self._withdraw()
                     raise TransportError(_lengths(early, receive))
                 else:
                     receive.payload[:] = early
@@ -147,10 +148,7 @@ class _LocalExchange:
             )
             refusals = [receive.refusal for receive in receives if receive.refusal]
             missing = [receive for receive in receives if not receive.is_done and not receive.refusal]
-            for receive in missing:
-                world.posted[receive.key].remove(receive)
-                if not world.posted[receive.key]:
-                    del world.posted[receive.key]
+            self._withdraw()
         if refusals:
             raise TransportError(refusals[0])
         if missing:
@@ -164,6 +162,16 @@ class _LocalExchange:
 
     def close(self) -> None:
         pass
+
+    def _withdraw(self) -> None:
+        """Await no more what has not come, lest it takes a later message. With the world locked."""
+        posted = self._transport.world.posted
+        for receive in self._receives:
+            queue = posted.get(receive.key)
+            if queue is not None and receive in queue:
+                queue.remove(receive)
+                if not queue:
+                    del posted[receive.key]
 
 
 def _next(queues: dict[_Key, deque[T]], key: _Key) -> T | None:

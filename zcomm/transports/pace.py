@@ -54,8 +54,8 @@ class Pacer:
             raise ClusterError(
                 f"{FILE_VARIABLE}={path} cannot be shared ({problem}); it lives as long as its zcomm cluster"
             ) from problem
-        self.close = weakref.finalize(self, _let_go, self._records, self._fd)  # or else when nobody has it any more
-        self.close.atexit = False  # works in flight may still be paced
+        self._let_go_once = weakref.finalize(self, _let_go, self._records, self._fd)  # at the latest when it is dropped
+        self._let_go_once.atexit = False  # works in flight may still be paced
         self._n_nodes = len(self._records) // _RECORD.size
 
     @classmethod
@@ -105,6 +105,10 @@ class Pacer:
         with self._locked():
             _, tx_bytes, rx_bytes = self._read(node)
         return tx_bytes, rx_bytes
+
+    def close(self) -> None:
+        """Let go of the shared file. Again is no error."""
+        self._let_go_once()
 
     def __enter__(self) -> Pacer:
         return self

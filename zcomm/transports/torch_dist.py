@@ -29,7 +29,7 @@ except ImportError as error:
     raise MissingExtra("torch is not installed; pip install 'zcomm-collectives[torch]'") from error
 
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
-_mode, _FAKE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
+_dispatch_mode, _FAKE_MODE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _tags: weakref.WeakKeyDictionary[Any, TagRanges] = weakref.WeakKeyDictionary()  # of each group
 _of_parent: weakref.WeakSet[Any] | None = None  # in the child of a fork: groups whose connections the parent uses
 
@@ -56,7 +56,7 @@ class TorchTransport:
         group = process_group(group)
         _check_not_faked()
         self._group = weakref.ref(group)  # torch keeps it until it is destroyed; only calls in flight do so longer
-        self._is_torchs = group in _groups_of_torch()  # not one made by hand
+        self._made_by_torch = group in _groups_of_torch()  # not one made by hand
         self.rank = group.rank()
         self.size = group.size()
         self.group_name = f"group {group.group_name!r} of {self.size}"
@@ -77,7 +77,7 @@ class TorchTransport:
     def group(self) -> Any:
         """The process group. Raises GroupError once it is destroyed, TransportError where torch would move no bytes."""
         _check_not_faked()
-        if self._is_torchs and self._group() not in _groups_of_torch():
+        if self._made_by_torch and self._group() not in _groups_of_torch():
             raise self._destroyed()
         return self.group_in_use
 
@@ -342,7 +342,7 @@ def _groups_of_torch() -> dict[Any, Any]:
 
 def _check_not_faked() -> None:
     """Raise TransportError under torch's FakeTensorMode, which makes its sends and receives do nothing."""
-    if _mode(_FAKE) is not None:
+    if _dispatch_mode(_FAKE_MODE) is not None:
         raise TransportError("a FakeTensorMode is active here, in which torch moves no bytes; call outside of it")
 
 

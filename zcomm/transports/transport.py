@@ -56,7 +56,8 @@ class Transport(Protocol):
 
     @property
     def group(self) -> Any:
-        """What a call keeps until it is done, None where nobody can destroy it. Raises GroupError once destroyed."""
+        """What a call keeps until it is done, None where nobody can destroy it. Raises GroupError once
+        destroyed, TransportError where nothing would be sent."""
         ...
 
     @property
