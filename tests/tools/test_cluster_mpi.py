@@ -46,6 +46,7 @@ out = numpy.empty_like(x)
 def bytes_of(call):
     comm.Barrier()
     before = node_counters()
+    comm.Barrier()  # nobody sends before all have read
     call()
     comm.Barrier()
     return node_counters().since(before)

@@ -3,7 +3,8 @@
     main() with a Launch as JSON in argv[1], under `zcomm cluster` (zcomm/tools/demo.py starts it)
 
 Recipes alternate step by step, so that a machine that slows down slows all of them alike. Each counted step starts
-at a barrier and is as long as on the slowest rank; the interface's counter is read at both ends.
+at a barrier and is as long as on the slowest rank; the interface's counter is read between two barriers at both ends,
+so that no rank reads it late, when another has begun to send.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Runner:
     def step(self) -> None:
         """One counted step."""
         dist.barrier()
-        before, started = node_counters(), time.perf_counter()
+        before = node_counters()
+        dist.barrier()
+        started = time.perf_counter()
         self.losses.append(self.trainer.step())
         self.step_s.append(time.perf_counter() - started)
         dist.barrier()  # what this node still passes on belongs to the step
