@@ -66,6 +66,8 @@ def reduce_op(op: Any) -> ReduceOp:
     member = getattr(op, "name", None)  # of an enum such as torch's RedOpType
     if isinstance(member, str) and member in _BY_NAME:
         return _BY_NAME[member]
+    if isinstance(op, str) and op.lower() in ("mean", "average"):
+        raise ReduceOpError(f'op {op!r} is not one that zcomm knows; expected "sum" or "avg", which is the mean')
     raise ReduceOpError(
         f"op {op!r} is not one that zcomm computes, with any codec; expected SUM, AVG or PREMUL_SUM. "
         "Use torch.distributed or MPI for other operators"

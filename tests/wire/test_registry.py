@@ -120,3 +120,30 @@ def test_options_that_a_codec_does_not_have_are_refused(spec: str) -> None:
 def test_errors_are_value_errors_too() -> None:
     with pytest.raises(ValueError, match="no codec"):
         codec("int9")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "meant"),
+    [
+        ("bfloat16", "bf16"),
+        ("torch.bfloat16", "bf16"),
+        ("fp32", "raw"),
+        ("none", "raw"),
+        ("fp8:64", "fp8_e4m3"),
+        ("INT8", "int8"),
+        (" int4:64 ", "int4"),
+        ("int-8", "int8"),
+        ("mx_fp4", "mxfp4"),
+    ],
+)
+def test_a_name_that_others_use_is_answered_with_ours(spelling, meant):
+    with pytest.raises(CodecError, match=f"did you mean {meant};"):
+        codec(spelling)
+
+
+@pytest.mark.parametrize("spelling", ["gzip", "", "8", "x" * 10_000])
+def test_a_name_like_none_of_ours_is_answered_with_all_of_them(spelling):
+    with pytest.raises(CodecError) as caught:
+        codec(spelling)
+    assert "did you mean" not in str(caught.value)
+    assert KNOWN in str(caught.value)

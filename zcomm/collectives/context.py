@@ -36,7 +36,9 @@ class CallContext:
         self._transport.tags.freeze()
         where = f"on rank {self._transport.rank} of {self._transport.group_name}"
         if self._what is None:
-            raise type(error)(f"{self._name} {where}: {error}") from error.__cause__
+            raise type(error)(
+                f"{self._name} {where}: {error}; check that every rank is alive and has come to its first call"
+            ) from error.__cause__
         n_elems, dtype, codec = self._what
         raise type(error)(
             f"{self._name} number {self._number} {where}, {n_elems} {dtype.spelling} as {codec}: {error}; "

@@ -6,6 +6,7 @@ one file beside this one.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -37,6 +38,23 @@ _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
     "raw": raw.parse,
 }
 NAMES = tuple(_PARSERS)
+_MEANT = {  # names that others use
+    "bfloat16": "bf16",
+    "e4m3": "fp8_e4m3",
+    "e5m2": "fp8_e5m2",
+    "float16": "fp16",
+    "float32": "raw",
+    "float8_e4m3": "fp8_e4m3",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "fp32": "raw",
+    "fp4": "mxfp4",
+    "fp8": "fp8_e4m3",
+    "half": "fp16",
+    "identity": "raw",
+    "none": "raw",
+    "off": "raw",
+}
 _CODECS: set[type] = set()  # types of codecs met so far: it takes Python long to compare one with the protocol
 
 
@@ -63,7 +81,14 @@ def _parse(spec: str) -> Codec:
     parser = _PARSERS.get(head)
     if parser is None:
         raise CodecError(
-            f"no codec is spelled {spec!r}; known: {', '.join(NAMES)}, with a block as in int8:512, "
-            "and hadamard: before one that has blocks"
+            f"no codec is spelled {spec!r}{_did_you_mean(head)}; known: {', '.join(NAMES)}, with a block as in "
+            "int8:512, and hadamard: before one that has blocks; raw sends elements as they are"
         )
     return parser(head, options)
+
+
+def _did_you_mean(name: str) -> str:
+    """A question that a message can hold, or nothing."""
+    name = name.strip().lower().removeprefix("torch.")
+    close = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)
+    return f", did you mean {close[0]}" if close else ""

@@ -1,0 +1,34 @@
+"""Reading an operator: what is known, and what the messages for the rest say."""
+
+import pytest
+
+from zcomm.errors import ReduceOpError
+from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum, reduce_op
+
+
+@pytest.mark.parametrize(("op", "expected"), [("sum", SUM), ("Sum", SUM), ("AVG", AVG), (AVG, AVG)])
+def test_names_in_any_case_and_operators_themselves(op, expected):
+    assert reduce_op(op) is expected
+
+
+@pytest.mark.parametrize("op", ["mean", "Average"])
+def test_the_mean_is_called_avg(op):
+    with pytest.raises(ReduceOpError, match=f'{op}.*"avg", which is the mean'):
+        reduce_op(op)
+
+
+@pytest.mark.parametrize("op", ["max", "int8", "premul_sum", None, 3, sum])
+def test_another_operator_is_refused_with_those_there_are(op):
+    with pytest.raises(ReduceOpError, match="expected SUM, AVG or PREMUL_SUM"):
+        reduce_op(op)
+
+
+@pytest.mark.parametrize("factor", ["2", None, True, 10**400])
+def test_a_factor_is_a_number(factor):
+    with pytest.raises(ReduceOpError, match="factor of PREMUL_SUM must be a number"):
+        premul_sum(factor)
+
+
+def test_only_premul_sum_has_a_factor():
+    with pytest.raises(ReduceOpError, match="SUM has no factor"):
+        ReduceOp("SUM", 2.0)
