@@ -62,6 +62,14 @@ class Topology:
         """Number of ranks."""
         return len(self.node_of_rank)
 
+    @property
+    def shape(self) -> str:
+        """For people: "2 nodes x 4 ranks", or each rank's node where nodes differ in size."""
+        if not self.ranks_per_node:
+            return f"nodes {self.node_of_rank}"
+        nodes, ranks = ("" if number == 1 else "s" for number in (self.nodes, self.ranks_per_node))
+        return f"{self.nodes} node{nodes} x {self.ranks_per_node} rank{ranks}"
+
     @cached_property
     def ranks_of_node(self) -> tuple[tuple[int, ...], ...]:
         """The ranks of each node, ascending."""
@@ -92,12 +100,7 @@ class Topology:
     def check_size(self, size: int) -> None:
         """Raise TopologyError unless this topology is of a group of size ranks."""
         if self.size != size:
-            shape = (
-                f"{self.nodes} nodes x {self.ranks_per_node} ranks"
-                if self.ranks_per_node
-                else f"nodes {self.node_of_rank}"
-            )
-            raise TopologyError(f"topology of {shape} = {self.size} ranks, but the group has {size}")
+            raise TopologyError(f"topology of {self.shape} = {self.size} ranks, but the group has {size}")
 
 
 def _whole_numbers(node_of_rank: Any) -> tuple[int, ...]:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 import torch
+import torch.distributed as dist
 from fsdp2_models import build, gradients, mesh_of, train, units
 from language_model import Model, loss_of
 from torch.distributed.fsdp import fully_shard
@@ -33,6 +37,24 @@ def check_counts() -> None:
 
 def test_counts_are_those_of_the_transport(torch_world):
     torch_world.run(check_counts)
+
+
+def check_nodes_are_told(weights: str | None, topology: Topology, wanted: str) -> None:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        model = build()
+        zcomm.fsdp2.compress(model, weights, "int4", topology=topology)
+        assert "shard group is" not in told.getvalue()
+        train(model, 2)
+    lines = [line for line in told.getvalue().splitlines() if "shard group is" in line]
+    assert lines == ([wanted] if dist.get_rank() == 0 else [])
+
+
+@pytest.mark.parametrize("weights", ["int8", None])
+def test_the_nodes_are_told_once_they_are_known(torch_world, weights):
+    torch_world.run(check_nodes_are_told, weights, Topology(2, 2), "zcomm: the shard group is 2 nodes x 2 ranks")
+    hint = ": within one node compression pays only where its links are slow"
+    torch_world.run(check_nodes_are_told, weights, Topology(1, 4), "zcomm: the shard group is 1 node x 4 ranks" + hint)
 
 
 def check_removal() -> None:

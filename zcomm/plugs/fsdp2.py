@@ -61,7 +61,7 @@ def compress(
 
     Steps: 1. find the FSDP modules; 2. let modules that reshard to the same node groups share one pair of process
     groups (torch makes a pair per module); 3. install the collectives; 4. set prefetch; 5. say what was done, on
-    rank 0.
+    rank 0, and at the first collective over which nodes.
 
     Of modules that an earlier call compressed, this one's settings count; what else that call compressed stays so.
     Raises BufferError if model holds no FSDP module, UnsupportedError for a module with several parameter groups and
@@ -90,12 +90,13 @@ def compress(
         for group in full:
             topology.check_size(group.size())
     _refuse_what_fsdp2_has_no_place_for(modules, full)
-    compressed = Compressed(modules, full, weights, gradients, node_weights, topology)
+    tells = not quiet and dist.get_rank() == 0
+    compressed = Compressed(modules, full, weights, gradients, node_weights, topology, tells)
     for earlier in _installed_before(groups):
         earlier.give_up(modules)
     n_shared = _share_node_groups(groups)
     compressed.install(prefetch)
-    if not quiet and dist.get_rank() == 0:
+    if tells:
         print(compressed.describe(n_shared, prefetch), flush=True)
     return compressed
 
@@ -111,6 +112,7 @@ class Compressed:
         gradients: Plan | Codec | str | None,
         node_weights: Plan | Codec | str | None,
         topology: Topology | None,
+        tells_nodes: bool,  # once they are known
     ) -> None:
         self.modules = modules
         self._full_groups = full_groups
@@ -119,6 +121,7 @@ class Compressed:
         self._node_gather = _by_group(None if is_torch_s else node_weights, None)
         self._reduce = _by_group(gradients, topology)
         self._prefetches = False
+        self._tells_nodes = tells_nodes
 
     def install(self, prefetch: bool) -> None:
         """Give every module its collectives, and forward prefetch if asked for."""
@@ -180,6 +183,13 @@ class Compressed:
         if prefetch:
             lines.append("  forward prefetch: each module gathers the next one's weights")
         return "\n".join(lines)
+
+    def found(self, topology: Topology) -> None:
+        """Say of which nodes a shard group is, the first time that is known."""
+        if self._tells_nodes:
+            self._tells_nodes = False
+            hint = "" if topology.nodes > 1 else ": within one node compression pays only where its links are slow"
+            print(f"zcomm: the shard group is {topology.shape}{hint}", flush=True)
 
     def _all(self) -> Iterator[_Communicators]:
         return (each for each in (self._gather, self._node_gather, self._reduce) if each is not None)
@@ -259,16 +269,18 @@ class _CompressedAllGather(_Allocation, AllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Gather into output. On CPU the Work is returned even for a synchronous call: see [Note: overlap on CPU]."""
-        communicators = self._over_shards if group in self._full_groups else self._over_node
+        is_whole = group in self._full_groups
+        communicators = self._over_shards if is_whole else self._over_node
         if communicators is None:
             return self._torch(output_tensor, input_tensor, group, async_op)
         if input_tensor.dtype not in _COMPRESSIBLE:  # parameters of several dtypes travel as one buffer of uint8
             communicators.pass_through(input_tensor.dtype)
             return self._torch(output_tensor, input_tensor, group, async_op)
         overlapping = async_op or output_tensor.device.type == "cpu"
-        work = communicators.over(group, output_tensor).all_gather_single(
-            output_tensor, input_tensor, async_op=overlapping
-        )
+        communicator = communicators.over(group, output_tensor)
+        if is_whole:
+            self.installed_by.found(communicator.topology)
+        work = communicator.all_gather_single(output_tensor, input_tensor, async_op=overlapping)
         return None if work is None else TorchWork(work, output_tensor)
 
 
@@ -293,6 +305,7 @@ class _CompressedReduceScatter(_Allocation, ReduceScatter):
             self._over_shards.pass_through(input_tensor.dtype)
             return self._torch(output_tensor, input_tensor, group, op, async_op)
         communicator = self._over_shards.over(group, input_tensor)
+        self.installed_by.found(communicator.topology)
         communicator.reduce_scatter_single(output_tensor, input_tensor, reduce_op(op))
         return None
 
