@@ -89,7 +89,12 @@ def all_reduce(
     *,
     codec: Codec | str = "int8",
 ) -> TorchWork | None:
-    """Sum or average tensor over the group, in place (see Communicator.all_reduce)."""
+    """Sum or average tensor over the group, in place (see Communicator.all_reduce).
+
+    tensor: float32, bfloat16, float16 or float64. codec: any that zcomm.codec reads. Returns a Work if async_op. What
+    the codec, the operator, the tensor or the group cannot be raises one of zcomm's errors before a byte moves; ranks
+    that disagree, come late or die raise one on every rank, at the latest after the group's timeout.
+    """
     return _work(communicator(group, tensor).all_reduce(tensor, op, codec, async_op), tensor)
 
 

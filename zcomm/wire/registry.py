@@ -59,7 +59,12 @@ _CODECS: set[type] = set()  # types of codecs met so far: it takes Python long t
 
 
 def codec(spec: str | Codec) -> Codec:
-    """The codec a spelling stands for; a codec stands for itself. Raises CodecError for anything else."""
+    """The codec a spelling stands for; a codec stands for itself. Raises CodecError for anything else.
+
+    "int8" scales blocks of 256 elements, "int8:64" of 64; "int4:128:stochastic" rounds without bias, "hadamard:int4"
+    rotates first; "bf16" only casts, "raw" sends elements as they are. docs/codecs.md has all, and when to use which.
+    `codec("int8").nbytes(n)` is what n elements take on the wire.
+    """
     if isinstance(spec, str):
         return _parse(spec)
     if type(spec) in _CODECS:
