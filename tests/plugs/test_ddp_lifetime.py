@@ -13,6 +13,7 @@ from ddp_models import SMALL_BUCKETS, build, loss_of, train
 from impatience import AMPLE_S
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch_cases import group_of
 
 import zcomm
@@ -80,6 +81,10 @@ def check_errors() -> None:
 
     with pytest.raises(BufferError, match="DistributedDataParallel"):
         zcomm.ddp.compress(nn.Linear(2, 2))
+    mixed = build(mixed_precision=_MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))
+    for has_a_hook in (model, mixed):
+        with pytest.raises(UnsupportedError, match=r"already.*new DistributedDataParallel"):
+            zcomm.ddp.compress(has_a_hook)
     with pytest.raises(TopologyError):
         zcomm.ddp.State("int8", topology=Topology(nodes=3, ranks_per_node=2))
     with pytest.raises(TopologyError, match="'2x2'"):

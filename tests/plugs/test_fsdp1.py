@@ -169,6 +169,8 @@ def check_refusals() -> None:
 
     model = build()
     state = zcomm.fsdp1.compress(model)
+    with pytest.raises(UnsupportedError, match="already registered; call compress once"):
+        zcomm.fsdp1.compress(model)
     state.communicator.close()
     with pytest.raises(GroupError, match="closed"):
         loss_of(model, 0).backward()

@@ -132,11 +132,23 @@ def compress(
     topology: Topology | None = None,  # None: detected
     feedback: bool | Feedback = False,
 ) -> State:
-    """Register the hook with a state over the model's own process group; the state."""
+    """Register the hook with a state over the model's own process group; the state.
+
+    Raises UnsupportedError for a model that has a hook already.
+    """
     if not isinstance(model, DistributedDataParallel):
         raise BufferError(f"model is a {type(model).__name__}; expected a DistributedDataParallel")
     state = State(gradients, model.process_group, None, topology, feedback)
-    model.register_comm_hook(state, hook)
+    try:
+        model.register_comm_hook(state, hook)
+    except RuntimeError as error:
+        if "once" not in str(error):
+            raise
+        raise UnsupportedError(
+            "this DistributedDataParallel has a communication hook already, and takes only one: from compress or "
+            "register_comm_hook before, or DDP's own, for mixed_precision= or an optimizer fused into backward; wrap "
+            "the module in a new DistributedDataParallel without it"
+        ) from error
     return state
 
 

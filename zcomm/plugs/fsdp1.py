@@ -94,7 +94,8 @@ def compress(
 ) -> State:
     """Register the hook with a state over the model's own process group; the state.
 
-    Raises UnsupportedError for HYBRID_SHARD, and where units are sharded over different groups.
+    Raises UnsupportedError for HYBRID_SHARD, where units are sharded over different groups, and for a model that has a
+    hook already or is not the outermost.
     """
     if not isinstance(model, FullyShardedDataParallel):
         raise BufferError(f"model is a {type(model).__name__}; expected a FullyShardedDataParallel")
@@ -111,7 +112,13 @@ def compress(
                 "wrap them all with one process_group"
             )
     state = State(gradients, model.process_group, None, topology, feedback)
-    model.register_comm_hook(state, hook)
+    try:
+        model.register_comm_hook(state, hook)
+    except AssertionError as error:
+        raise UnsupportedError(
+            f"FSDP1 takes one communication hook for each model, registered on the outermost module: {error}; call "
+            "compress once, on the outermost FullyShardedDataParallel"
+        ) from error
     if state.feedback is not None:
         for name, module in model.named_modules():
             if isinstance(module, FullyShardedDataParallel):
