@@ -4,6 +4,11 @@ Over host memory (gloo) every receive is posted before any send: a send whose re
 trip behind the bytes already queued, which makes links half duplex, and gloo's own all-gather and reduce-scatter rings
 send up to twice the bytes. Point to point also needs no sub-groups: two hops run over the group that the user has.
 Over GPU memory (NCCL) each step is one grouped batch on the current stream. A group with both has two transports.
+
+[Note: counted messages] Under TORCH_DISTRIBUTED_DEBUG=DETAIL torch compares a number between ranks before each of its
+own collectives that gloo raises with every message, its own send and recv too. Ranks that have sent and received
+another number of them, as in a broadcast, on uneven nodes, or while calls are in flight, would be told that their
+program mismatches. There zcomm's bytes go over connections of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ except ImportError as error:
 FIRST_TAG = 1 << 30  # above any tag a program is likely to use for its own sends
 _dispatch_mode, _FAKE_MODE = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE
 _tags: weakref.WeakKeyDictionary[Any, TagRanges] = weakref.WeakKeyDictionary()  # of each group
+_uncounted: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # see [Note: counted messages]
 _of_parent: weakref.WeakSet[Any] | None = None  # in the child of a fork: groups whose connections the parent uses
 
 
@@ -66,6 +72,8 @@ class TorchTransport:
         self.queued = self._device.type == "cuda"  # NCCL
         self._eager = not self.queued
         self._hangs_up = self._eager and _backend_name(group, "cpu") == "gloo"
+        if self._hangs_up:
+            _connect_uncounted(group)
         if self._eager:
             make_batch()
         self.tags = _tags.setdefault(group, TagRanges(FIRST_TAG // TAGS_PER_COMMUNICATOR, FIRST_TAG, group.group_name))
@@ -91,6 +99,12 @@ class TorchTransport:
 
     def _destroyed(self) -> GroupError:
         return GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
+
+    @property
+    def messages_in_use(self) -> Any:
+        """What sends and receives for group_in_use: itself, or see [Note: counted messages]."""
+        group = self.group_in_use
+        return _uncounted.get(group, group)
 
     @property
     def host(self) -> TorchTransport:
@@ -144,10 +158,11 @@ class TorchTransport:
         group = self._group()
         if group is None or not self._hangs_up:
             return
+        messages = _uncounted.get(group, group)
         for peer in range(self.size):
             with contextlib.suppress(RuntimeError):  # that the time was up, or that this one is the dead one
                 if peer != self.rank:
-                    group.recv([self.empty(1)], peer, FIRST_TAG - 1).wait(timedelta(milliseconds=1))
+                    messages.recv([self.empty(1)], peer, FIRST_TAG - 1).wait(timedelta(milliseconds=1))
 
     def close(self) -> None:
         """Nothing of its own to free: the group is the user's."""
@@ -171,7 +186,7 @@ class _EagerExchange:
         self._tag = tag
         self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
         self._sends: list[tuple[int, Any]] = []
-        receive = transport.group_in_use.recv
+        receive = transport.messages_in_use.recv
         self._receives: list[tuple[int, Any]] = []
         for peer, payload, mark in incoming:
             try:
@@ -182,7 +197,7 @@ class _EagerExchange:
 
     def start(self) -> None:
         transport = self._transport
-        send = transport.group_in_use.send
+        send = transport.messages_in_use.send
         for peer, payload, mark in self._outgoing:
             nbytes = payload.numel()
             transport.pace(peer, nbytes)
@@ -332,6 +347,22 @@ def _device_of(group: Any, device: str | None) -> torch.device:
         f"group {group.group_name!r} moves no bytes on {wanted}: that takes a group made with backend "
         '"nccl" for a GPU, "gloo" for host memory, or "cpu:gloo,cuda:nccl" for both'
     )
+
+
+def _connect_uncounted(group: Any) -> None:
+    """Collective, once for each group that torch debugs. See [Note: counted messages]."""
+    debugged = getattr(group._get_backend(torch.device("cpu")), "wrapped_pg", None)
+    _, store = _groups_of_torch().get(group, (None, None))
+    if debugged is None or store is None or group in _uncounted:
+        return
+    own_store = dist.PrefixStore("zcomm", store)
+    try:
+        _uncounted[group] = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), debugged.options._timeout)
+    except RuntimeError as error:
+        raise _kind_of(error)(
+            f"group {group.group_name!r}: not every rank came to connect for zcomm, which under "
+            f"TORCH_DISTRIBUTED_DEBUG=DETAIL has connections of its own: {_first_line(error)}"
+        ) from error
 
 
 def _groups_of_torch() -> dict[Any, Any]:
