@@ -65,10 +65,18 @@ def check_nbytes(
     assert {n: kind.nbytes(n) for n in expected} == expected
     assert kind.nbytes(0) == 0
     assert all(kind.nbytes(n) % WIRE_ALIGNMENT == 0 for n in range(100))
+    for narrow in (np.int32(2**31 - 1), np.uint8(255), np.array(2**31 - 1, np.int32)):  # bytes are more than it holds
+        assert kind.nbytes(narrow) == kind.nbytes(int(narrow))
     x = np.zeros(9, element_type(kind))
     wire = np.zeros(kind.nbytes(9), np.uint8)
     calls = (
         lambda: kind.nbytes(-1),
+        lambda: kind.nbytes(9.0),
+        lambda: kind.nbytes("9"),
+        lambda: kind.encode(x.tolist(), wire, DRAW),
+        lambda: kind.encode(None, wire, DRAW),
+        lambda: kind.encode(x, None, DRAW),
+        lambda: kind.decode(None, x),
         lambda: kind.encode(x, wire[:-1], DRAW),
         lambda: kind.encode(x, np.zeros(wire.size + 16, np.uint8), DRAW),
         lambda: kind.encode(x.reshape(3, 3), wire, DRAW),

@@ -12,7 +12,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.wire.blocks import BLOCK_STEP, Blocks, blocks, rows
-from zcomm.wire.codec import Quantizer, check_chunk, check_count, padded
+from zcomm.wire.codec import Quantizer, check_chunk, checked_count, padded
 from zcomm.wire.draw import Draw, check_draw, half_words
 from zcomm.wire.planes import pack, unpack
 
@@ -69,7 +69,7 @@ class BlockQuantizer(Quantizer):
 
     def nbytes(self, n_elems: int) -> int:
         """Scales, padded, and codes, padded."""
-        check_count(n_elems)
+        n_elems = checked_count(n_elems)
         n_stored = -(-n_elems // BLOCK_STEP) * BLOCK_STEP
         return self._codes_offset(n_elems) + padded(n_stored * self.bits // 8)
 

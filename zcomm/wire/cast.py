@@ -13,7 +13,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import Carried, check_chunk, check_count, padded
+from zcomm.wire.codec import Carried, check_chunk, checked_count, padded
 from zcomm.wire.draw import Draw
 from zcomm.wire.elements import narrow, widen
 
@@ -40,7 +40,7 @@ class Cast(Carried):
 
     def nbytes(self, n_elems: int) -> int:
         """Two bytes per element, padded."""
-        check_count(n_elems)
+        n_elems = checked_count(n_elems)
         return padded(2 * n_elems)
 
     def encode(

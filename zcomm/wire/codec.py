@@ -6,7 +6,8 @@ every engine must match byte for byte; collectives never call them, they ask an 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
+from operator import index
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -141,6 +142,12 @@ def check_chunk(
     wire: np.ndarray,  # uint8 (codec.nbytes(n),)
 ) -> None:
     """Raise CodecError unless the two arrays are the two sides of one chunk of this codec."""
+    for side, array in (("elements", elements), ("wire bytes", wire)):
+        if not isinstance(array, np.ndarray):
+            raise CodecError(
+                f"{codec} takes its {side} as a numpy array, got a {type(array).__name__}; pass tensor.numpy(), or "
+                "leave tensors to the collectives"
+            )
     if elements.ndim != 1 or elements.dtype != dtype.numpy or not elements.flags.c_contiguous:
         raise CodecError(
             f"{codec} takes a contiguous {dtype.spelling} array of one dimension, "
@@ -154,7 +161,15 @@ def check_chunk(
         )
 
 
-def check_count(n_elems: int) -> None:
-    """Raise CodecError for a count no chunk can have."""
-    if n_elems < 0:
+def checked_count(n_elems: Any) -> int:
+    """A count as Python's int: a numpy integer of 32 bits would wrap where it becomes bytes.
+
+    Raises CodecError for a count no chunk can have.
+    """
+    try:
+        count = index(n_elems)
+    except TypeError as error:
+        raise CodecError(f"a chunk holds a whole number of elements, got {n_elems!r}; pass x.size, say") from error
+    if count < 0:
         raise CodecError(f"a chunk holds 0 or more elements, got {n_elems}")
+    return count

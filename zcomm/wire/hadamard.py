@@ -18,7 +18,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import Codec, Quantizer, check_chunk, check_count
+from zcomm.wire.codec import Codec, Quantizer, check_chunk, checked_count
 from zcomm.wire.draw import Draw
 
 GROUP = 32  # elements that are rotated together
@@ -56,7 +56,7 @@ class Hadamard(Quantizer):
 
     def nbytes(self, n_elems: int) -> int:
         """The inner codec's bytes."""
-        check_count(n_elems)
+        n_elems = checked_count(n_elems)
         return self.inner.nbytes(self.n_rotated(n_elems))
 
     def encode(

@@ -22,7 +22,7 @@ import numpy as np
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
 from zcomm.wire.blocks import BLOCK_STEP, INF, amax_bits, block_scales, blocks, rows
-from zcomm.wire.codec import Quantizer, check_chunk, check_count, padded
+from zcomm.wire.codec import Quantizer, check_chunk, checked_count, padded
 from zcomm.wire.draw import Draw, check_draw, half_words
 from zcomm.wire.minifloat import E2M1, E4M3, from_mini, rounding_bound, to_mini
 from zcomm.wire.options import NEAREST, STOCHASTIC, check_rounding, take_word
@@ -73,7 +73,7 @@ class NvFp4(Quantizer):
 
     def nbytes(self, n_elems: int) -> int:
         """Both kinds of scales, padded, and codes, padded."""
-        check_count(n_elems)
+        n_elems = checked_count(n_elems)
         return self._codes_offset(n_elems) + padded(-(-n_elems // BLOCK_STEP) * BLOCK_STEP // 2)
 
     def encode(

@@ -13,7 +13,7 @@ import numpy as np
 
 from zcomm.buffers import DType
 from zcomm.errors import CodecError
-from zcomm.wire.codec import Carried, check_chunk, check_count, padded
+from zcomm.wire.codec import Carried, check_chunk, checked_count, padded
 from zcomm.wire.draw import Draw
 
 _DTYPES = {dtype.spelling: dtype for dtype in DType}
@@ -38,7 +38,7 @@ class Raw(Carried):
 
     def nbytes(self, n_elems: int) -> int:
         """The elements' bytes, padded."""
-        check_count(n_elems)
+        n_elems = checked_count(n_elems)
         return padded(n_elems * self.dtype.itemsize)
 
     def encode(
