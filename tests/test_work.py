@@ -11,6 +11,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from zcomm import work as work_module
 from zcomm.errors import PeerTimeout, PlanError
 from zcomm.work import Work, Worker
 
@@ -129,3 +130,21 @@ def test_arrays_are_let_go_when_done_and_the_thread_ends():
     worker.close()
     assert worker.idle
     assert not any(thread.name == "a worker to look for" for thread in threading.enumerate())
+
+
+def test_what_still_waits_for_other_ranks_when_the_program_ends_is_made_to_fail_and_told(monkeypatch):
+    connection = threading.Event()
+    monkeypatch.setattr(work_module, "EXIT_GRACE_S", 0.0)
+    monkeypatch.setattr(work_module, "_live", weakref.WeakSet())
+    stuck, done = Worker("recv 1 on rank 0", connection.set), Worker("send 1 on rank 0", connection.set)
+    finished, waiting = Work(lambda: None), Work(lambda: connection.wait() and None)
+    done.submit(finished)
+    finished.wait()
+    done.close()
+    stuck.submit(waiting)
+
+    with pytest.warns(UserWarning, match=r"in flight, .*: recv 1 on rank 0; wait for every work"):
+        work_module.finish_all()
+
+    assert waiting.is_completed()
+    assert stuck.idle

@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -22,6 +23,7 @@ from zcomm.graphs import outside_graphs
 from zcomm.streams import Gate
 
 EXIT_GRACE_S = 10.0  # that the end of the program waits for works in flight
+HANG_UP_GRACE_S = 10.0  # and for those that it then makes fail: they need no other rank, only a turn of this machine's
 
 
 @outside_graphs
@@ -115,8 +117,13 @@ class Work:
 class Worker:
     """Runs works in order on one daemon thread, which starts with the first and ends when it is closed."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        hang_up: Callable[[], None] | None = None,  # makes what waits for other ranks fail at once; None: nothing can
+    ) -> None:
+        self.name = name
+        self._hang_up = hang_up
         self._queue: collections.deque[Work] = collections.deque()
         self._wake = threading.Condition(threading.RLock())  # a finalizer may stop it while this thread holds it
         self._thread: threading.Thread | None = None
@@ -144,7 +151,7 @@ class Worker:
             self._queue.append(work)
             self._busy = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
             self._wake.notify()
 
@@ -160,6 +167,15 @@ class Worker:
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(within_s)
+
+    def give_up(self) -> bool:
+        """Let the works that wait for other ranks fail, and end the thread. Whether there was a way."""
+        if self._hang_up is None:
+            return False
+        with contextlib.suppress(Exception):  # connections that are closed already
+            self._hang_up()
+        self.close(HANG_UP_GRACE_S)
+        return True
 
     def orphan(self) -> None:
         """Give up in the child of a fork: the thread, and what it was doing, stayed in the parent."""
@@ -207,9 +223,22 @@ os.register_at_fork(after_in_child=_orphan_all)
 @atexit.register
 def finish_all() -> None:
     """Let works in flight end, and their threads, before what they need does: Python ends a thread that wants to run
-    while the program leaves by unwinding it, and where that meets a destructor of a library, the process aborts."""
+    while the program leaves by unwinding it, and where that meets a destructor of a library, the process aborts.
+
+    A message that never comes, and one that is never taken, would wake its thread just then, when the other rank leaves
+    too. So what is not done after EXIT_GRACE_S is made to fail, and told.
+    """
     deadline = time.monotonic() + EXIT_GRACE_S
+    given_up = []
     for worker in list(_live):
         while not worker.idle and time.monotonic() < deadline:
             time.sleep(0.005)  # not closed yet: a callback may call again
         worker.close(max(deadline - time.monotonic(), 0.0))
+        if not worker.idle and worker.give_up():
+            given_up.append(worker.name)
+    if given_up:
+        warnings.warn(
+            f"the program ended with calls in flight, given up after {EXIT_GRACE_S:g} s: {', '.join(given_up)}; wait "
+            "for every work, and give every message its send and its recv",
+            stacklevel=2,
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,17 +116,33 @@ for _ in range(5):
     zcomm.all_reduce(torch.ones(100_000), async_op=True, codec="int8")
 {ending}
 """
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-c", program, str(store), str(rank)],
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        for process in ranks:
-            _, told = process.communicate(timeout=AMPLE_S)
+        for process, told in _ended(program, store):
             assert process.returncode == status, told
+
+
+@pytest.mark.parametrize("call", ["irecv", "isend"])
+def test_a_message_without_its_other_end_does_not_abort_the_program_s_end(tmp_path, call):
+    """Both ranks leave at once, and each one's thread would wake when the other's connection closes."""
+    for ending, status in (("dist.destroy_process_group()", 0), ("raise SystemExit(3)", 3)):
+        program = f"""
+import sys, torch, torch.distributed as dist, zcomm, zcomm.work
+zcomm.work.EXIT_GRACE_S = 0.1
+dist.init_process_group("gloo", store=dist.FileStore(sys.argv[1], 2), rank=int(sys.argv[2]), world_size=2)
+work = zcomm.{call}(torch.ones(3), 1 - dist.get_rank())
+dist.barrier()
+{ending}
+"""
+        for process, told in _ended(program, tmp_path / f"store{len(ending)}"):
+            assert process.returncode == status, told
+
+
+def _ended(program: str, store: Path) -> list[tuple[subprocess.Popen[str], str]]:
+    """Two ranks of a program, when both have ended, and what they told."""
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program, str(store), str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    return [(process, process.communicate(timeout=AMPLE_S)[1]) for process in ranks]
 
 
 def check_memory(calls: int) -> tuple[int, int]:

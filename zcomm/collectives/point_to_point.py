@@ -150,7 +150,7 @@ class PointToPoint:
             worker = self._workers.get((name, peer))
             if worker is None:
                 title = f"zcomm {name} {peer} on rank {self._conductor.transport.rank}"
-                worker = self._workers[name, peer] = Worker(title)
+                worker = self._workers[name, peer] = Worker(title, self._conductor.hang_up)
                 weakref.finalize(self, worker.stop)
         if not async_op and (worker.idle or worker.runs_here):  # a callback must not wait for its own thread
             return done_or_queued(complete(), async_op)

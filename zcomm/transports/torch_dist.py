@@ -101,12 +101,6 @@ class TorchTransport:
         return GroupError(f"{self.group_name} has been destroyed; make a communicator over a group that exists")
 
     @property
-    def messages_in_use(self) -> Any:
-        """What sends and receives for group_in_use: itself, or see [Note: counted messages]."""
-        group = self.group_in_use
-        return _uncounted.get(group, group)
-
-    @property
     def host(self) -> TorchTransport:
         """One over the group's CPU backend, where it has one beside NCCL; else this one."""
         return TorchTransport(self.group, "cpu") if self.queued and _has_cpu_backend(self.group) else self
@@ -158,7 +152,7 @@ class TorchTransport:
         group = self._group()
         if group is None or not self._hangs_up:
             return
-        messages = _uncounted.get(group, group)
+        messages = _messages_of(group)
         for peer in range(self.size):
             with contextlib.suppress(RuntimeError):  # that the time was up, or that this one is the dead one
                 if peer != self.rank:
@@ -171,7 +165,7 @@ class TorchTransport:
 class _EagerExchange:
     """Receives posted at once, sends when the bytes are ready."""
 
-    __slots__ = ("_outgoing", "_receives", "_sends", "_tag", "_timeout", "_transport")
+    __slots__ = ("_group", "_outgoing", "_receives", "_sends", "_tag", "_timeout", "_transport")
 
     def __init__(
         self,
@@ -186,7 +180,8 @@ class _EagerExchange:
         self._tag = tag
         self._timeout = timedelta(seconds=timeout_s) if timeout_s is not None else None
         self._sends: list[tuple[int, Any]] = []
-        receive = transport.messages_in_use.recv
+        self._group = transport.group_in_use  # kept, so that there is something to hang up
+        receive = _messages_of(self._group).recv
         self._receives: list[tuple[int, Any]] = []
         for peer, payload, mark in incoming:
             try:
@@ -197,7 +192,7 @@ class _EagerExchange:
 
     def start(self) -> None:
         transport = self._transport
-        send = transport.messages_in_use.send
+        send = _messages_of(self._group).send
         for peer, payload, mark in self._outgoing:
             nbytes = payload.numel()
             transport.pace(peer, nbytes)
@@ -347,6 +342,11 @@ def _device_of(group: Any, device: str | None) -> torch.device:
         f"group {group.group_name!r} moves no bytes on {wanted}: that takes a group made with backend "
         '"nccl" for a GPU, "gloo" for host memory, or "cpu:gloo,cuda:nccl" for both'
     )
+
+
+def _messages_of(group: Any) -> Any:
+    """What sends and receives for a group: itself, or see [Note: counted messages]."""
+    return _uncounted.get(group, group) if _uncounted else group
 
 
 def _connect_uncounted(group: Any) -> None:
