@@ -212,6 +212,11 @@ def _dtype_named(name: str, role: str) -> DType:
     dtype = _BY_NAME.get(name)
     if dtype is None:
         known = ", ".join(_BY_NAME)
+        if name.startswith("float"):  # too narrow to be summed in, or wider than what codecs compute in
+            raise BufferError(
+                f"{role} has dtype {name}; zcomm compresses {known}. Convert it to one of them first; what is coded "
+                "already travels as bytes, through torch.distributed or MPI"
+            )
         raise BufferError(
             f"{role} has dtype {name}; zcomm compresses {known}. "
             "Integers, bools and complex numbers are never quantized: use torch.distributed or MPI for them"

@@ -151,3 +151,10 @@ def check_gloo_dtypes() -> None:
 
 def test_gloo_carries_every_float(torch_world):
     torch_world.run(check_gloo_dtypes)
+
+
+def test_floats_that_are_not_taken_are_not_called_integers():
+    for other in (torch.ones(4).to(torch.float8_e4m3fn), np.ones(4, np.longdouble)):
+        with pytest.raises(BufferError, match=r"has dtype float\d+.*Convert it to one of them") as caught:
+            zcomm.local.run(2, lambda transport, x=other: zcomm.Communicator(transport).all_reduce(x))
+        assert "Integers" not in str(caught.value)
