@@ -23,6 +23,11 @@ def test_another_operator_is_refused_with_those_there_are(op):
         reduce_op(op)
 
 
+def test_a_codec_in_an_operator_s_place_is_told_where_it_goes():
+    with pytest.raises(ReduceOpError, match="given as codec='int4:64'"):
+        reduce_op("int4:64")
+
+
 @pytest.mark.parametrize("factor", ["2", None, True, 10**400])
 def test_a_factor_is_a_number(factor):
     with pytest.raises(ReduceOpError, match="factor of PREMUL_SUM must be a number"):

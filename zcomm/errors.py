@@ -7,6 +7,7 @@
     ├── GroupError       a group this rank is not in, or none at all                     (ValueError, RuntimeError)
     ├── TopologyError    nodes and ranks that do not make up the group                   (ValueError)
     ├── PlanError        a setting of the Plan that makes no sense                       (ValueError)
+    ├── KeywordError     a keyword that a call does not take                             (TypeError)
     ├── EngineError      no engine for this codec or device                              (RuntimeError)
     ├── TransportError   bytes that did not arrive                                       (RuntimeError)
     │   └── PeerTimeout  ... within the timeout; names collective, number, group, rank   (TimeoutError)
@@ -47,6 +48,10 @@ class TopologyError(ZcommError, ValueError):
 
 class PlanError(ZcommError, ValueError):
     """A setting of the Plan outside what it can be."""
+
+
+class KeywordError(ZcommError, TypeError):
+    """A keyword that a call does not take."""
 
 
 class EngineError(ZcommError, RuntimeError):

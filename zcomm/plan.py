@@ -7,6 +7,7 @@ import numbers
 from dataclasses import dataclass
 
 from zcomm.errors import PlanError
+from zcomm.keywords import known_keywords
 from zcomm.wire.codec import Codec
 from zcomm.wire.registry import codec as parse_codec
 
@@ -30,6 +31,7 @@ class Check(enum.Enum):
         return self.value
 
 
+@known_keywords
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Settings of a communicator; all ranks must give equal ones. Codecs may be given by their spelling."""

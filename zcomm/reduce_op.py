@@ -38,6 +38,7 @@ class ReduceOp:
 
 SUM = ReduceOp("SUM")
 AVG = ReduceOp("AVG")
+_CODECS_BEGIN = ("bf16", "fp", "hadamard", "int", "mxfp", "nvfp", "raw")
 _BY_NAME = {"SUM": SUM, "AVG": AVG}
 
 
@@ -71,4 +72,5 @@ def reduce_op(op: Any) -> ReduceOp:
     raise ReduceOpError(
         f"op {op!r} is not one that zcomm computes, with any codec; expected SUM, AVG or PREMUL_SUM. "
         "Use torch.distributed or MPI for other operators"
+        + (f"; a codec is given as codec={op!r}" if isinstance(op, str) and op.startswith(_CODECS_BEGIN) else "")
     )

@@ -17,8 +17,10 @@ from operator import index
 from typing import Any
 
 from zcomm.errors import TopologyError
+from zcomm.keywords import known_keywords
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Topology:
     """Nodes of a group, given as nodes x ranks_per_node (ranks in rows) or as node_of_rank."""

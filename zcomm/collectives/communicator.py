@@ -19,6 +19,7 @@ from zcomm.collectives.request import Pattern, Request
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, TopologyError
 from zcomm.graphs import outside_graphs
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan, plan_of
 from zcomm.reduce_op import ReduceOp, reduce_op
 from zcomm.topology import Topology
@@ -29,6 +30,7 @@ from zcomm.work import Work
 
 
 @outside_graphs
+@known_keywords
 class Communicator:
     """Collectives over the ranks of one group.
 

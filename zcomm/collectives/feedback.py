@@ -33,6 +33,7 @@ import numpy as np
 from zcomm.buffers import DType, Span
 from zcomm.engines.engine import Engine, Finish
 from zcomm.errors import BufferError, PlanError
+from zcomm.keywords import known_keywords
 from zcomm.streams import Lane, Mark, NoLane, is_torch, to_host
 from zcomm.wire.codec import Codec
 from zcomm.wire.draw import Draw
@@ -42,6 +43,7 @@ _FLOAT32 = Raw()
 _INPUT = "input"  # the part of a residual that belongs to the caller's own values; the others are "sum 0", "sum 1", ...
 
 
+@known_keywords
 class Feedback:
     """Residuals of any number of tensors, by the key that the caller gives each."""
 

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from zcomm.collectives.feedback import Feedback, Residual
 from zcomm.errors import BufferError, UnsupportedError
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan
 from zcomm.plugs.hook_state import HookState
 from zcomm.plugs.torch_work import TorchWork
@@ -37,6 +38,7 @@ from zcomm.wire.codec import Codec
 from zcomm.work import Work
 
 
+@known_keywords
 class State(HookState):
     """Settings, communicator and residuals of one DDP model's hook. One state for each model."""
 
@@ -125,6 +127,7 @@ def hook(state: State, bucket: dist.GradBucket) -> torch.futures.Future[torch.Te
     return state.average(bucket)
 
 
+@known_keywords
 def compress(
     model: DistributedDataParallel,
     gradients: Plan | Codec | str = "int4",

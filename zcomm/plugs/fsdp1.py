@@ -23,6 +23,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from zcomm.collectives.feedback import Feedback, Residual
 from zcomm.errors import BufferError, UnsupportedError
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan
 from zcomm.plugs.hook_state import HookState
 from zcomm.reduce_op import AVG
@@ -85,6 +86,7 @@ def hook(
         communicator.reduce_scatter_single(shard, gradient, AVG, feedback=residual)
 
 
+@known_keywords
 def compress(
     model: FullyShardedDataParallel,  # the outermost
     gradients: Plan | Codec | str = "int4",

@@ -28,6 +28,7 @@ from torch import nn
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, MissingExtra, PlanError, TopologyError, UnsupportedError
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan, plan_of
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.reduce_op import reduce_op
@@ -47,6 +48,7 @@ except ImportError as error:
 _COMPRESSIBLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
+@known_keywords
 def compress(
     model: nn.Module,  # after fully_shard
     weights: Plan | Codec | str | None = "int8",  # of the gathers over the whole shard group; None: torch's own

@@ -17,6 +17,7 @@ from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.feedback import Feedback
 from zcomm.collectives.stats import Stats
 from zcomm.errors import BufferError, GroupError, PlanError, TopologyError
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan, plan_of
 from zcomm.topology import Topology
 from zcomm.transports.torch_dist import device_in, process_group
@@ -25,6 +26,7 @@ from zcomm.wire.codec import Codec
 _RESIDUALS = "residuals"  # the only key of a saved state
 
 
+@known_keywords
 class HookState:
     """Settings and residuals of one model's gradient hook.
 

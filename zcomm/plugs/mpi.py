@@ -22,6 +22,7 @@ from zcomm.collectives.arguments import check_writable
 from zcomm.collectives.communicator import Communicator
 from zcomm.collectives.stats import CollectiveStats, Stats
 from zcomm.errors import BufferError, GroupError, MissingExtra, ReduceOpError, TransportError
+from zcomm.keywords import known_keywords
 from zcomm.plan import Plan, plan_of
 from zcomm.plugs.mpi_buffers import Blocks, Other, flattened, one_each, read, read_blocks, read_part
 from zcomm.plugs.mpi_datatypes import Places
@@ -43,6 +44,7 @@ _OWN = {"wrapped", "communicator", "_passed", "_short"}  # attributes that are n
 _OP_NAMES = ("MAX", "MIN", "PROD", "LAND", "BAND", "LOR", "BOR", "LXOR", "BXOR", "MAXLOC", "MINLOC", "REPLACE", "NO_OP")
 
 
+@known_keywords
 class Comm:
     """A communicator with compressed collectives. Making and closing one is collective."""
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from zcomm.collectives.communicator import Communicator
 from zcomm.errors import BufferError, GroupError
 from zcomm.graphs import outside_graphs
+from zcomm.keywords import known_keywords
 from zcomm.plugs.torch_work import TorchWork
 from zcomm.transports.torch_dist import device_in, process_group
 from zcomm.wire.codec import Codec
@@ -81,6 +82,7 @@ def communicator(
 
 
 @outside_graphs
+@known_keywords
 def all_reduce(
     tensor: torch.Tensor,  # any shape, float; overwritten with the result
     op: Any = dist.ReduceOp.SUM,
@@ -99,6 +101,7 @@ def all_reduce(
 
 
 @outside_graphs
+@known_keywords
 def all_gather_single(
     output_tensor: torch.Tensor,  # size x input's elements; written
     input_tensor: torch.Tensor,
@@ -113,6 +116,7 @@ def all_gather_single(
 
 
 @outside_graphs
+@known_keywords
 def reduce_scatter_single(
     output: torch.Tensor,  # input's elements / size; written
     input: torch.Tensor,
@@ -127,6 +131,7 @@ def reduce_scatter_single(
 
 
 @outside_graphs
+@known_keywords
 def all_gather(
     tensor_list: list[torch.Tensor],  # one for each rank; written
     tensor: torch.Tensor,
@@ -140,6 +145,7 @@ def all_gather(
 
 
 @outside_graphs
+@known_keywords
 def reduce_scatter(
     output: torch.Tensor,  # written
     input_list: list[torch.Tensor],  # one for each rank
@@ -154,6 +160,7 @@ def reduce_scatter(
 
 
 @outside_graphs
+@known_keywords
 def all_to_all_single(
     output: torch.Tensor,  # written
     input: torch.Tensor,
@@ -171,6 +178,7 @@ def all_to_all_single(
 
 
 @outside_graphs
+@known_keywords
 def all_to_all(
     output_tensor_list: list[torch.Tensor],  # one from each rank; written
     input_tensor_list: list[torch.Tensor],  # one for each rank
@@ -185,6 +193,7 @@ def all_to_all(
 
 
 @outside_graphs
+@known_keywords
 def all_reduce_coalesced(
     tensors: list[torch.Tensor],  # any shapes and float dtypes; overwritten with the results
     op: Any = dist.ReduceOp.SUM,
@@ -198,6 +207,7 @@ def all_reduce_coalesced(
 
 
 @outside_graphs
+@known_keywords
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,  # global rank
@@ -213,6 +223,7 @@ def broadcast(
 
 
 @outside_graphs
+@known_keywords
 def reduce(
     tensor: torch.Tensor,  # rank dst's is overwritten
     dst: int | None = None,  # global rank
@@ -229,6 +240,7 @@ def reduce(
 
 
 @outside_graphs
+@known_keywords
 def gather(
     tensor: torch.Tensor,
     gather_list: list[torch.Tensor] | None = None,  # on rank dst, one for each rank, written; not looked at elsewhere
@@ -245,6 +257,7 @@ def gather(
 
 
 @outside_graphs
+@known_keywords
 def scatter(
     tensor: torch.Tensor,  # written
     scatter_list: list[torch.Tensor] | None = None,  # on rank src, one for each rank; not looked at elsewhere
@@ -261,6 +274,7 @@ def scatter(
 
 
 @outside_graphs
+@known_keywords
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,  # global rank
@@ -275,6 +289,7 @@ def send(
 
 
 @outside_graphs
+@known_keywords
 def recv(
     tensor: torch.Tensor,  # written
     src: int | None = None,  # global rank
@@ -290,6 +305,7 @@ def recv(
 
 
 @outside_graphs
+@known_keywords
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,  # global rank
@@ -306,6 +322,7 @@ def isend(
 
 
 @outside_graphs
+@known_keywords
 def irecv(
     tensor: torch.Tensor,  # written
     src: int | None = None,  # global rank
