@@ -73,3 +73,10 @@ def test_the_table_of_collectives_is_of_collectives_json():
                     cells.append(f"{row['time_ms']:.1f} ms, {row['speedup_over_best_uncompressed']:.2f}")
                 lines.append(f"| `{collective}` `{codec}` | {name} | " + " | ".join(cells) + " |")
     assert_page_has("docs/numbers.md", lines)
+
+
+def test_the_source_distribution_has_the_results():
+    left_out = (ROOT / "pyproject.toml").read_text().partition("sdist.exclude")[2].partition("\n")[0]
+
+    assert ".ci" in left_out
+    assert "bench" not in left_out  # README, docs and these tests read them
