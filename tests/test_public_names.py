@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -18,7 +19,9 @@ ROOT = Path(__file__).parent.parent
 
 def test_all_names_exist_and_nothing_else_is_public():
     assert len(set(zcomm.__all__)) == len(zcomm.__all__)
-    assert dir(zcomm) == sorted(zcomm.__all__)
+    assert set(dir(zcomm)) <= set(zcomm.__all__)
+    if all(map(importlib.util.find_spec, ("torch", "mpi4py"))):
+        assert dir(zcomm) == sorted(zcomm.__all__)
     for name in zcomm.__all__:
         assert getattr(zcomm, name) is not None
 
@@ -66,6 +69,23 @@ def test_without_torch_an_import_tells_the_extra():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
 
     assert done.stderr.splitlines()[-1].startswith("zcomm.errors.MissingExtra: zcomm.fsdp2 needs torch; pip install")
+
+
+def test_help_works_without_the_extras():
+    program = """
+import sys
+
+sys.modules["torch"] = sys.modules["mpi4py"] = None  # as if they were not installed
+import inspect
+import zcomm
+
+names = {name for name, value in inspect.getmembers(zcomm)}
+assert {"Communicator", "codec", "errors", "local"} <= names, names
+assert not {"all_reduce", "ddp", "fsdp1", "fsdp2", "mpi", "ops"} & names, names
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,21 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    """The names that can be used here: help() and inspect ask for the value of each, so none may need an extra."""
+    missing = {package for package in ("torch", "mpi4py") if not _is_installed(package)}
+    return sorted(name for name in __all__ if _package_of(name) not in missing)
+
+
+def _package_of(name: str) -> str | None:
+    if name == "mpi":
+        return "mpi4py"
+    return None if name in _HOMES or name in ("__version__", "errors", "local") else "torch"
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
 
 
 sys.meta_path.append(SubmoduleFinder(__name__, _MODULES))
