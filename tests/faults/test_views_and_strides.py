@@ -229,6 +229,30 @@ def test_inputs_and_outputs_that_overlap_are_refused_but_for_the_rank_s_own_part
     forms.run("2", program, check="never")
 
 
+def test_strided_outputs_of_a_list_may_lie_among_each_other_but_not_share_an_element():
+    def program(comm):
+        n = 6
+        x = np.full(n, comm.rank + 1.0, np.float32)
+        whole = np.zeros(4 * n, np.float32)
+        matrix = whole[: 2 * n].reshape(n, 2)
+        for outputs in (
+            [whole[: 2 * n : 2], whole[:n]],
+            [whole[n : 2 * n], whole[: 2 * n : 2]],
+            [matrix[:, 1], matrix[:, 1]],
+            [matrix[::-1, 0], matrix[:, 0]],
+            [whole[: 3 * n : 3], whole[3 : 3 + 3 * n : 3]],
+        ):
+            with pytest.raises(BufferError, match="share memory"):
+                comm.all_gather(outputs, x, "raw")
+        assert not whole.any()
+        comm.all_gather([matrix[:, 0], matrix[:, 1]], x, "raw")
+        assert matrix.tolist() == [[1.0, 2.0]] * n
+        comm.all_gather([whole[3 * n : n : -2], whole[n + 1 : 3 * n : 2]], x, "raw")
+        assert whole[n + 1 : 3 * n + 1].tolist() == [2.0, 1.0] * n
+
+    forms.run("2", program, check="never")
+
+
 def test_an_input_inside_a_strided_output_is_read_before_it_is_written():
     """The overlap check sees addresses; a strided side is a copy, so the call reads what was there when it was made."""
 
