@@ -1,4 +1,4 @@
-"""A keyword that a call does not take is answered with those it takes, by every call there is."""
+"""A keyword that a call does not take is answered with those it takes, by collectives, settings and plugs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def functions_of(module: str, *names: str) -> list[object]:
 
 
 def calls() -> list[object]:
-    torch_calls = [name for name in zcomm.__all__ if inspect.isfunction(getattr(zcomm, name))]
+    functions = [getattr(zcomm, name) for name in dir(zcomm) if inspect.isfunction(getattr(zcomm, name))]
     return [
-        *(getattr(zcomm, name) for name in torch_calls if name not in ("codec", "premul_sum")),
+        *(function for function in functions if function.__name__ not in ("codec", "premul_sum")),
         zcomm.Plan,
         zcomm.Topology,
         zcomm.Feedback,
@@ -35,14 +35,12 @@ def calls() -> list[object]:
 
 def test_every_call_names_the_keywords_it_takes():
     pytest.importorskip("torch")
-    checked = 0
+    assert len(calls()) > 20
     for call in calls():
         with pytest.raises(KeywordError) as caught:
             call(no_such_thing=1)
         takes = ", ".join(inspect.signature(call).parameters)
         assert str(caught.value) == f"{call.__name__}() takes no no_such_thing=; it takes {takes}"
-        checked += 1
-    assert checked > 20
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_methods_answer_before_a_byte_moves_and_the_next_call_works():
     assert local.run(3, main) == [2.0, 2.0, 2.0]
 
 
-def test_mpi_s_methods_answer_and_others_pass_through():
+def test_mpi_s_methods_answer():
     (comm_type,) = functions_of("zcomm.mpi", "Comm")
     with pytest.raises(KeywordError, match=r"Allreduce\(\) takes no codec=; it takes sendbuf, recvbuf, op"):
         comm_type.Allreduce(None, None, None, codec="int8")

@@ -4,6 +4,7 @@ import pytest
 
 from zcomm.errors import ReduceOpError
 from zcomm.reduce_op import AVG, SUM, ReduceOp, premul_sum, reduce_op
+from zcomm.wire.registry import NAMES
 
 
 @pytest.mark.parametrize(("op", "expected"), [("sum", SUM), ("Sum", SUM), ("AVG", AVG), (AVG, AVG)])
@@ -13,7 +14,7 @@ def test_names_in_any_case_and_operators_themselves(op, expected):
 
 @pytest.mark.parametrize("op", ["mean", "Average"])
 def test_the_mean_is_called_avg(op):
-    with pytest.raises(ReduceOpError, match=f'{op}.*"avg", which is the mean'):
+    with pytest.raises(ReduceOpError, match=f'{op}.*called "avg" here'):
         reduce_op(op)
 
 
@@ -26,6 +27,9 @@ def test_another_operator_is_refused_with_those_there_are(op):
 def test_a_codec_in_an_operator_s_place_is_told_where_it_goes():
     with pytest.raises(ReduceOpError, match="given as codec='int4:64'"):
         reduce_op("int4:64")
+    for name in NAMES:
+        with pytest.raises(ReduceOpError, match=f"given as codec='{name.upper()}'"):
+            reduce_op(name.upper())
 
 
 @pytest.mark.parametrize("factor", ["2", None, True, 10**400])

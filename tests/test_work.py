@@ -136,15 +136,21 @@ def test_what_still_waits_for_other_ranks_when_the_program_ends_is_made_to_fail_
     connection = threading.Event()
     monkeypatch.setattr(work_module, "EXIT_GRACE_S", 0.0)
     monkeypatch.setattr(work_module, "_live", weakref.WeakSet())
-    stuck, done = Worker("recv 1 on rank 0", connection.set), Worker("send 1 on rank 0", connection.set)
-    finished, waiting = Work(lambda: None), Work(lambda: connection.wait() and None)
+    stuck, too = (Worker(f"recv {peer} on rank 0", connection.set) for peer in (1, 2))  # one ends both
+    done = Worker("send 1 on rank 0", connection.set)
+    finished, waiting, with_it = Work(lambda: None), *(Work(lambda: connection.wait() and None) for _ in range(2))
     done.submit(finished)
     finished.wait()
     done.close()
     stuck.submit(waiting)
+    too.submit(with_it)
 
-    with pytest.warns(UserWarning, match=r"in flight, .*: recv 1 on rank 0; wait for every work"):
+    with pytest.warns(UserWarning, match="calls in flight") as told:
         work_module.finish_all()
 
+    (warning,) = told
+    named = str(warning.message).partition("given up after 0 s: ")[2].partition(";")[0]
+    assert sorted(named.split(", ")) == ["recv 1 on rank 0", "recv 2 on rank 0"]
     assert waiting.is_completed()
+    assert with_it.is_completed()
     assert stuck.idle

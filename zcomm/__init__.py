@@ -113,7 +113,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The names that can be used here: help() and inspect ask for the value of each, so none may need an extra."""
+    """The names whose package is installed: help() and inspect ask for the value of each, and the others raise."""
     missing = {package for package in ("torch", "mpi4py") if not _is_installed(package)}
     return sorted(name for name in __all__ if _package_of(name) not in missing)
 

@@ -214,8 +214,8 @@ def _dtype_named(name: str, role: str) -> DType:
         known = ", ".join(_BY_NAME)
         if name.startswith("float"):  # too narrow to be summed in, or wider than what codecs compute in
             raise BufferError(
-                f"{role} has dtype {name}; zcomm compresses {known}. Convert it to one of them first; what is coded "
-                "already travels as bytes, through torch.distributed or MPI"
+                f"{role} has dtype {name}; zcomm compresses {known}. Convert it to one of them first; float8 that "
+                "is coded already travels as bytes, through torch.distributed or MPI"
             )
         raise BufferError(
             f"{role} has dtype {name}; zcomm compresses {known}. "

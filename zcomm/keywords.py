@@ -12,23 +12,22 @@ from zcomm.errors import KeywordError
 
 Known = TypeVar("Known", bound=Callable[..., Any])
 
-_CODEC = 'codec="int4:64"'
+_FOUR_BITS = ('codec="int4:64"', 'gradients="int4:64"', 'plan="int4:64"')
 _MEANT = {  # other libraries' names, each with ours where the call has it
     "async_": ("async_op",),
-    "bits": (_CODEC, 'gradients="int4:64"'),
-    "block": (_CODEC, 'gradients="int4:64"'),
-    "block_size": (_CODEC, 'gradients="int4:64"'),
-    "bucket": ("tensor",),
-    "codec": ("gradients", "weights"),
+    "bits": _FOUR_BITS,
+    "block": _FOUR_BITS,
+    "block_size": _FOUR_BITS,
+    "codec": ("gradients", "plan"),
     "comm": ("group",),
-    "compression": (_CODEC, 'gradients="int4:64"'),
-    "dtype": (_CODEC, 'gradients="int4:64"'),
+    "compression": _FOUR_BITS,
+    "dtype": ('codec="bf16"', 'gradients="bf16"', 'plan="bf16"'),
     "error_feedback": ("feedback",),
     "gpus_per_node": ("ranks_per_node",),
-    "group_size": (_CODEC,),
+    "group_size": _FOUR_BITS,
     "local_size": ("ranks_per_node",),
     "momentum": ("beta",),
-    "num_bits": (_CODEC, 'gradients="int4:64"'),
+    "num_bits": _FOUR_BITS,
     "pg": ("group",),
     "process_group": ("group",),
     "reduce_op": ("op",),
@@ -41,14 +40,14 @@ def known_keywords(what: Known) -> Known:
     """A function that answers a keyword it does not take by KeywordError; a class whose public methods do, and whose
     construction does."""
     if not isinstance(what, type):
-        return _answering(what)
+        return _answering(what, what.__name__)
     for name, method in vars(what).copy().items():
         if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_")):
-            setattr(what, name, _answering(method))
+            setattr(what, name, _answering(method, what.__name__ if name == "__init__" else name))
     return what
 
 
-def _answering(function: Any) -> Any:
+def _answering(function: Any, name: str) -> Any:
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return function
@@ -62,8 +61,8 @@ def _answering(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not known.issuperset(kwargs):
-            called = type(args[0]).__name__ if function.__name__ == "__init__" else function.__name__
-            raise KeywordError(_complaint(called, names, next(name for name in kwargs if name not in known)))
+            called = type(args[0]).__name__ if args and function.__name__ == "__init__" else name  # a subclass, say
+            raise KeywordError(_complaint(called, names, next(each for each in kwargs if each not in known)))
         return function(*args, **kwargs)
 
     return call

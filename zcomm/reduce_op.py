@@ -68,9 +68,13 @@ def reduce_op(op: Any) -> ReduceOp:
     if isinstance(member, str) and member in _BY_NAME:
         return _BY_NAME[member]
     if isinstance(op, str) and op.lower() in ("mean", "average"):
-        raise ReduceOpError(f'op {op!r} is not one that zcomm knows; expected "sum" or "avg", which is the mean')
+        raise ReduceOpError(f'op {op!r} is called "avg" here; zcomm computes SUM, AVG and PREMUL_SUM')
     raise ReduceOpError(
         f"op {op!r} is not one that zcomm computes, with any codec; expected SUM, AVG or PREMUL_SUM. "
         "Use torch.distributed or MPI for other operators"
-        + (f"; a codec is given as codec={op!r}" if isinstance(op, str) and op.startswith(_CODECS_BEGIN) else "")
+        + (
+            f"; a codec is given as codec={op!r}"
+            if isinstance(op, str) and op.lower().startswith(_CODECS_BEGIN)
+            else ""
+        )
     )

@@ -168,13 +168,16 @@ class Worker:
         if thread is not None and thread is not threading.current_thread():
             thread.join(within_s)
 
-    def give_up(self) -> bool:
+    def give_up(
+        self,
+        deadline: float,  # time.monotonic() until which to wait for the thread's end
+    ) -> bool:
         """Let the works that wait for other ranks fail, and end the thread. Whether there was a way."""
         if self._hang_up is None:
             return False
-        with contextlib.suppress(Exception):  # connections that are closed already
+        with contextlib.suppress(Exception):  # whatever it is, the program is ending
             self._hang_up()
-        self.close(HANG_UP_GRACE_S)
+        self.close(max(deadline - time.monotonic(), 0.0))
         return True
 
     def orphan(self) -> None:
@@ -228,14 +231,14 @@ def finish_all() -> None:
     A message that never comes, and one that is never taken, would wake its thread just then, when the other rank leaves
     too. So what is not done after EXIT_GRACE_S is made to fail, and told.
     """
-    deadline = time.monotonic() + EXIT_GRACE_S
-    given_up = []
-    for worker in list(_live):
+    workers, deadline = list(_live), time.monotonic() + EXIT_GRACE_S
+    for worker in workers:
         while not worker.idle and time.monotonic() < deadline:
             time.sleep(0.005)  # not closed yet: a callback may call again
         worker.close(max(deadline - time.monotonic(), 0.0))
-        if not worker.idle and worker.give_up():
-            given_up.append(worker.name)
+    stuck = [worker for worker in workers if not worker.idle]  # before one hangs up: they may share connections
+    deadline = time.monotonic() + HANG_UP_GRACE_S
+    given_up = [worker.name for worker in stuck if worker.give_up(deadline)]
     if given_up:
         warnings.warn(
             f"the program ended with calls in flight, given up after {EXIT_GRACE_S:g} s: {', '.join(given_up)}; wait "

@@ -134,7 +134,7 @@ def test_a_rank_that_is_late_where_a_communicator_is_made():
     for rank, told in enumerate(local.run(3, main)):
         if rank != ODD:
             assert told.startswith(f"making a communicator on rank {rank} of local world of 3: nothing came from rank")
-            assert told.endswith("; check that every rank is alive and has come to its first call")
+            assert told.endswith("; check that every rank is alive and makes it too, by hand or at its first call")
 
 
 def test_works_in_flight_when_a_rank_is_lost_all_end_and_close_returns():

@@ -132,8 +132,10 @@ work = zcomm.{call}(torch.ones(3), 1 - dist.get_rank())
 dist.barrier()
 {ending}
 """
-        for process, told in _ended(program, tmp_path / f"store{len(ending)}"):
+        ended = _ended(program, tmp_path / f"store{len(ending)}")
+        for process, told in ended:
             assert process.returncode == status, told
+        assert any("calls in flight" in told for _, told in ended)  # giving up on one rank may end the other's
 
 
 def _ended(program: str, store: Path) -> list[tuple[subprocess.Popen[str], str]]:
@@ -142,7 +144,11 @@ def _ended(program: str, store: Path) -> list[tuple[subprocess.Popen[str], str]]
         subprocess.Popen([sys.executable, "-c", program, str(store), str(rank)], stderr=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    return [(process, process.communicate(timeout=AMPLE_S)[1]) for process in ranks]
+    try:
+        return [(process, process.communicate(timeout=AMPLE_S)[1]) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
 
 
 def check_memory(calls: int) -> tuple[int, int]:

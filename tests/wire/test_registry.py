@@ -129,6 +129,7 @@ def test_errors_are_value_errors_too() -> None:
         ("torch.bfloat16", "bf16"),
         ("fp32", "raw"),
         ("none", "raw"),
+        ("float64", "raw"),
         ("fp8:64", "fp8_e4m3"),
         ("INT8", "int8"),
         (" int4:64 ", "int4"),
@@ -141,7 +142,7 @@ def test_a_name_that_others_use_is_answered_with_ours(spelling, meant):
         codec(spelling)
 
 
-@pytest.mark.parametrize("spelling", ["gzip", "", "8", "x" * 10_000])
+@pytest.mark.parametrize("spelling", ["gzip", "", "8", "int16", "fp6", "x" * 10_000])
 def test_a_name_like_none_of_ours_is_answered_with_all_of_them(spelling):
     with pytest.raises(CodecError) as caught:
         codec(spelling)

@@ -54,7 +54,7 @@ class Conductor:
         self.stats: Stats = defaultdict(CollectiveStats)
         self.lane = lane_for(transport.device)
         self.scratch = ScratchPool(transport, plan.scratch_bytes)
-        self.hang_up = getattr(transport, "hang_up", None)  # not every transport has one
+        self.hang_up = getattr(transport, "hang_up", None) if getattr(transport, "hangs_up", False) else None  # gloo's
         self._worker = Worker(f"zcomm worker of rank {transport.rank}, {transport.group_name}", self.hang_up)
         self._lock = threading.Lock()  # one call is settled and begun at a time
         self._agreed: OrderedDict[int, None] = OrderedDict()  # fingerprints of calls that were compared

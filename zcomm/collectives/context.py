@@ -37,7 +37,8 @@ class CallContext:
         where = f"on rank {self._transport.rank} of {self._transport.group_name}"
         if self._what is None:
             raise type(error)(
-                f"{self._name} {where}: {error}; check that every rank is alive and has come to its first call"
+                f"{self._name} {where}: {error}; "
+                "check that every rank is alive and makes it too, by hand or at its first call"
             ) from error.__cause__
         n_elems, dtype, codec = self._what
         raise type(error)(

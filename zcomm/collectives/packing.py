@@ -7,14 +7,14 @@ anyway, so packing changes no result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zcomm.buffers import DType, Span, overlap, span_of, tell_autograd
 from zcomm.collectives.arguments import check_writable
+from zcomm.collectives.places import some_share_memory
 from zcomm.errors import BufferError
 from zcomm.streams import cupy, is_torch
 
@@ -38,7 +38,7 @@ class Packed:
         if written:
             for number, array in enumerate(arrays):
                 check_writable(array, f"{role}[{number}]")
-            if _overlap(arrays, spans):
+            if _some_overlap(arrays, spans):
                 raise BufferError(f"two of {role} share memory; expected separate ones to write to")
             for array in arrays:
                 tell_autograd(array)
@@ -71,68 +71,12 @@ class Packed:
         ]
 
 
-class _Place(NamedTuple):
-    """Where an array lies, byte by byte."""
-
-    first: int  # address of its first element
-    layout: tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides in bytes, bytes of an element
-
-    @classmethod
-    def of(cls, array: Any) -> _Place:
-        if is_torch(array):
-            itemsize = array.element_size()
-            strides = tuple(stride * itemsize for stride in array.stride())
-            return cls(array.data_ptr(), (tuple(array.shape), strides, itemsize))
-        first = array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data.ptr
-        return cls(first, (array.shape, array.strides, array.itemsize))
-
-    def bounds(self) -> tuple[int, int]:
-        """The first byte, and the one behind the last."""
-        shape, strides, itemsize = self.layout
-        reach = [(n - 1) * stride for n, stride in zip(shape, strides, strict=True)]
-        return self.first + sum(min(0, each) for each in reach), self.first + sum(
-            max(0, each) for each in reach
-        ) + itemsize
-
-
-def _overlap(arrays: Sequence[Any], spans: list[Span]) -> bool:
+def _some_overlap(arrays: Sequence[Any], spans: list[Span]) -> bool:
     """Whether two arrays have a byte in common."""
     if all(span.owner is array for array, span in zip(arrays, spans, strict=True)):  # contiguous, all of them
         places = sorted((span for span in spans if span.n_elems), key=lambda span: span.address)
         return any(overlap(one, other) for one, other in pairwise(places))
-    return _some_share_memory([array for array, span in zip(arrays, spans, strict=True) if span.n_elems])
-
-
-def _some_share_memory(
-    arrays: list[Any],  # of any strides; none of them empty
-) -> bool:
-    """Whether a byte is in two arrays. Columns of one matrix have none in common, though they lie among each other."""
-    among: list[
-        tuple[int, _Place]
-    ] = []  # each array met so far whose memory may reach the next one: its end, its place
-    for (start, end), place in sorted((place.bounds(), place) for place in map(_Place.of, arrays)):
-        among = [(their_end, theirs) for their_end, theirs in among if their_end > start]
-        if any(_meet(place.first - theirs.first, theirs.layout, place.layout) for _, theirs in among):
-            return True
-        among.append((end, place))
-    return False
-
-
-@lru_cache(maxsize=4096)
-def _meet(distance: int, one: Any, other: Any) -> bool:
-    """Whether two layouts, this many bytes apart, have a byte in common. No memory is read."""
-    middle = 1 << 62
-    seen: list[np.ndarray] = []
-    for first, (shape, strides, itemsize) in ((middle, one), (middle + distance, other)):
-        described = {
-            "data": (first, True),
-            "shape": shape,
-            "strides": strides,
-            "typestr": f"|V{itemsize}",
-            "version": 3,
-        }
-        seen.append(np.asarray(type("Described", (), {"__array_interface__": described})()))
-    return bool(np.shares_memory(seen[0], seen[1]))
+    return some_share_memory([array for array, span in zip(arrays, spans, strict=True) if span.n_elems])
 
 
 def _common(dtypes: list[DType]) -> DType:

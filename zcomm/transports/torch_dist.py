@@ -71,8 +71,8 @@ class TorchTransport:
         self.device = str(self._device)
         self.queued = self._device.type == "cuda"  # NCCL
         self._eager = not self.queued
-        self._hangs_up = self._eager and _backend_name(group, "cpu") == "gloo"
-        if self._hangs_up:
+        self.hangs_up = self._eager and _backend_name(group, "cpu") == "gloo"
+        if self.hangs_up:
             _connect_uncounted(group)
         if self._eager:
             make_batch()
@@ -150,7 +150,7 @@ class TorchTransport:
         itself hangs up where a wait runs out of time, and offers no other way.
         """
         group = self._group()
-        if group is None or not self._hangs_up:
+        if group is None or not self.hangs_up:
             return
         messages = _messages_of(group)
         for peer in range(self.size):
@@ -360,7 +360,7 @@ def _connect_uncounted(group: Any) -> None:
         _uncounted[group] = dist.ProcessGroupGloo(own_store, group.rank(), group.size(), debugged.options._timeout)
     except RuntimeError as error:
         raise _kind_of(error)(
-            f"group {group.group_name!r}: not every rank came to connect for zcomm, which under "
+            f"rank {group.rank()} of group {group.group_name!r}: not every rank came to connect for zcomm, which under "
             f"TORCH_DISTRIBUTED_DEBUG=DETAIL has connections of its own: {_first_line(error)}"
         ) from error
 

@@ -145,8 +145,8 @@ def check_chunk(
     for side, array in (("elements", elements), ("wire bytes", wire)):
         if not isinstance(array, np.ndarray):
             raise CodecError(
-                f"{codec} takes its {side} as a numpy array, got a {type(array).__name__}; pass tensor.numpy(), or "
-                "leave tensors to the collectives"
+                f"{codec} takes its {side} as a numpy array, got a {type(array).__name__}; pass "
+                "numpy.asarray(...) or tensor.numpy(); the collectives take tensors as they are"
             )
     if elements.ndim != 1 or elements.dtype != dtype.numpy or not elements.flags.c_contiguous:
         raise CodecError(

@@ -7,6 +7,7 @@ one file beside this one.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -40,15 +41,19 @@ _PARSERS: dict[str, Callable[[str, list[str]], Codec]] = {  # sorted by name
 NAMES = tuple(_PARSERS)
 _MEANT = {  # names that others use
     "bfloat16": "bf16",
+    "double": "raw",
     "e4m3": "fp8_e4m3",
     "e5m2": "fp8_e5m2",
+    "float": "raw",
     "float16": "fp16",
     "float32": "raw",
+    "float64": "raw",
     "float8_e4m3": "fp8_e4m3",
     "float8_e4m3fn": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
     "fp32": "raw",
     "fp4": "mxfp4",
+    "fp64": "raw",
     "fp8": "fp8_e4m3",
     "half": "fp16",
     "identity": "raw",
@@ -95,5 +100,6 @@ def _parse(spec: str) -> Codec:
 def _did_you_mean(name: str) -> str:
     """A question that a message can hold, or nothing."""
     name = name.strip().lower().removeprefix("torch.")
-    close = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)
+    as_wide = [known for known in NAMES if re.sub(r"\D", "", known) == re.sub(r"\D", "", name)]
+    close = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, as_wide, n=1, cutoff=0.75)
     return f", did you mean {close[0]}" if close else ""
