@@ -69,12 +69,8 @@ def reduce_op(op: Any) -> ReduceOp:
         return _BY_NAME[member]
     if isinstance(op, str) and op.lower() in ("mean", "average"):
         raise ReduceOpError(f'op {op!r} is called "avg" here; zcomm computes SUM, AVG and PREMUL_SUM')
+    is_codec = isinstance(op, str) and op.lower().startswith(_CODECS_BEGIN)
     raise ReduceOpError(
         f"op {op!r} is not one that zcomm computes, with any codec; expected SUM, AVG or PREMUL_SUM. "
-        "Use torch.distributed or MPI for other operators"
-        + (
-            f"; a codec is given as codec={op!r}"
-            if isinstance(op, str) and op.lower().startswith(_CODECS_BEGIN)
-            else ""
-        )
+        "Use torch.distributed or MPI for other operators" + (f"; a codec is given as codec={op!r}" if is_codec else "")
     )
