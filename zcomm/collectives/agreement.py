@@ -155,7 +155,8 @@ def swap(
     step.wait()
     step.close()
     if way is not transport:
-        transport.wire_bytes_sent += own.nbytes * len(places)
+        nbytes_sent = own.nbytes * len(places)
+        transport.wire_bytes_sent += nbytes_sent  # nothing is called in between: other threads count too
     return np.frombuffer(way.read(memory, timeout_s), own.dtype).reshape(len(ranks), -1)
 
 

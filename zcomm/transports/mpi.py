@@ -188,7 +188,8 @@ class MpiExchange:
         transport.check_thread()
         for parcels in transport.paced(self._outgoing):
             transport.post(transport.comm.Isend, parcels, self._tag, self._going, "rank {} cannot be reached")
-        transport.wire_bytes_sent += sum([nbytes for _, _, nbytes in self._going])
+        nbytes_sent = sum([nbytes for _, _, nbytes in self._going])
+        transport.wire_bytes_sent += nbytes_sent  # nothing is called in between: other threads count too
 
     def wait(self) -> None:
         self._transport.check_thread()
